@@ -1,0 +1,104 @@
+"""Every error that a caller can meet. This module imports nothing.
+
+::
+
+    RabbitDLQError
+    ├── ConfigurationError            a topology, setting or argument that cannot be used (exit code 2)
+    ├── BrokerError                   the broker said no, or nothing (exit code 1)
+    │   ├── BrokerUnavailable         cannot connect, or the connection was lost
+    │   ├── AccessDenied              credentials, virtual host or permission
+    │   ├── EntityNotFound            a queue or exchange is missing
+    │   ├── TopologyMismatch          an entity exists with other arguments
+    │   ├── Unroutable                a mandatory publish reached no queue
+    │   ├── PublishRefused            the broker nacked a publish or closed the channel over it
+    │   └── PublishUnconfirmed        no confirm before the deadline: it may or may not have arrived
+    ├── DeadLetterError
+    │   ├── DeadLetterNotFound        no dead letter has that id
+    │   ├── AmbiguousDeadLetter       several have it
+    │   └── DeadLettersInUse          another operator holds the dead-letter queue
+    ├── LocalBrokerError              the private node cannot be installed, started or stopped
+    └── Permanent                     raised by handlers: do not try again, park now
+"""
+
+__all__ = [
+    "AccessDenied",
+    "AmbiguousDeadLetter",
+    "BrokerError",
+    "BrokerUnavailable",
+    "ConfigurationError",
+    "DeadLetterError",
+    "DeadLetterNotFound",
+    "DeadLettersInUse",
+    "EntityNotFound",
+    "LocalBrokerError",
+    "Permanent",
+    "PublishRefused",
+    "PublishUnconfirmed",
+    "RabbitDLQError",
+    "TopologyMismatch",
+    "Unroutable",
+]
+
+
+class RabbitDLQError(Exception):
+    """The root of every error of this package. ``str()`` of it says what is wrong, where, and what to do."""
+
+
+class ConfigurationError(RabbitDLQError):
+    """A topology, a setting or an argument that cannot be used; names the file, the key and the reason."""
+
+
+class BrokerError(RabbitDLQError):
+    """The broker refused, or did not answer."""
+
+
+class BrokerUnavailable(BrokerError):
+    """No connection could be made, or the one there was is gone."""
+
+
+class AccessDenied(BrokerError):
+    """The account may not do this: wrong credentials, no such virtual host, or a missing permission."""
+
+
+class EntityNotFound(BrokerError):
+    """A queue or an exchange that is needed does not exist."""
+
+
+class TopologyMismatch(BrokerError):
+    """A queue or an exchange exists with other arguments than the topology asks for. Nothing was changed."""
+
+
+class Unroutable(BrokerError):
+    """A mandatory publish reached no queue: the broker returned the message."""
+
+
+class PublishRefused(BrokerError):
+    """The broker nacked a publish, or closed the channel over it. The message was not taken."""
+
+
+class PublishUnconfirmed(BrokerError):
+    """No confirm came before the deadline or before the connection was lost: the message may have arrived or not."""
+
+
+class DeadLetterError(RabbitDLQError):
+    """An operation on dead letters that cannot be done."""
+
+
+class DeadLetterNotFound(DeadLetterError):
+    """No dead letter in the queue has that id."""
+
+
+class AmbiguousDeadLetter(DeadLetterError):
+    """Several dead letters have that id; one of them has to be named by its park id."""
+
+
+class DeadLettersInUse(DeadLetterError):
+    """Another operator is looking at, replaying or dropping the same dead letters."""
+
+
+class LocalBrokerError(RabbitDLQError):
+    """The private RabbitMQ node could not be installed, started or stopped."""
+
+
+class Permanent(RabbitDLQError):
+    """Raised by a handler: trying again is pointless, park the message now."""
