@@ -1,0 +1,28 @@
+"""Everything that talks AMQP: connections, confirmed publishes, declarations; the only place that knows aio-pika."""
+
+from rabbitdlq.broker.connection import DEFAULT_URL, Channel, Connection, close_channel, parse_version
+from rabbitdlq.broker.declare import Finding, Report, apply_topology, check_topology, count_messages, ensure_topology
+from rabbitdlq.broker.publisher import Outgoing, Publisher, new_id
+from rabbitdlq.broker.reader import original_properties
+from rabbitdlq.broker.translate import shown_url, translate, translated
+
+__all__ = [
+    "DEFAULT_URL",
+    "Channel",
+    "Connection",
+    "Finding",
+    "Outgoing",
+    "Publisher",
+    "Report",
+    "apply_topology",
+    "check_topology",
+    "close_channel",
+    "count_messages",
+    "ensure_topology",
+    "new_id",
+    "original_properties",
+    "parse_version",
+    "shown_url",
+    "translate",
+    "translated",
+]

@@ -1,0 +1,171 @@
+"""Connections to the broker: opened under a deadline, watched, closed, described without secrets."""
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Self, cast
+
+import aio_pika
+import aiormq.abc
+import aiormq.channel
+from yarl import URL
+
+from rabbitdlq.broker.reader import FrameTransport
+from rabbitdlq.broker.translate import shown_url, translated
+from rabbitdlq.errors import BrokerUnavailable, ConfigurationError
+from rabbitdlq.topology import Version
+
+__all__ = ["DEFAULT_URL", "Channel", "Connection"]
+
+DEFAULT_URL = "amqp://guest:guest@127.0.0.1:5672/"
+#: a frozen network is noticed after about three of these (https://www.rabbitmq.com/docs/heartbeats)
+HEARTBEAT_SECONDS = 8
+CONNECT_TIMEOUT = timedelta(seconds=10)
+CLOSE_TIMEOUT = timedelta(seconds=5)
+
+#: a channel of the layer under aio-pika: frames and tags as they are on the wire
+Channel = aiormq.channel.Channel
+
+
+class _RawConnection(aio_pika.Connection):
+    """aio-pika's connection, reading through our transport."""
+
+    def __init__(self, url: URL, *args: Any, **kwargs: Any) -> None:
+        super().__init__(url, *args, **kwargs)
+        self.kwargs["transport_factory"] = FrameTransport(self.url.scheme)
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    version: Version
+    frame_max: int
+
+
+class Connection:
+    """One AMQP connection. Used as an async context manager it closes itself."""
+
+    def __init__(self, raw: aio_pika.abc.AbstractConnection, server: _Server, url: str) -> None:
+        self._raw = raw
+        self._server = server
+        self._url = url
+
+    @classmethod
+    async def open(cls, url: str, name: str = "rabbitdlq", timeout: timedelta = CONNECT_TIMEOUT) -> "Connection":
+        """A connection; ``name`` is shown in the management UI.
+
+        Raises :class:`ConfigurationError` for a URL that is none, :class:`AccessDenied` for wrong credentials or
+        virtual host, :class:`BrokerUnavailable` where nothing answers before the deadline.
+        """
+        checked = _checked_url(url)
+        what = f"connecting to {shown_url(url)}"
+        with translated(what):
+            async with asyncio.timeout(timeout.total_seconds()):
+                raw = await aio_pika.connect(
+                    checked,
+                    connection_class=_RawConnection,
+                    client_properties={"connection_name": name},
+                )
+        transport = raw.transport
+        if transport is None:
+            raise BrokerUnavailable(f"{what}: the connection was lost")
+        lower = cast(aiormq.connection.Connection, transport.connection)
+        version = str(_text(lower.server_properties.get("version"))) if lower.server_properties else ""
+        # a limit of 0 means none, but a frame has to end somewhere
+        frame_max = lower.connection_tune.frame_max or 131_072
+        return cls(raw, _Server(parse_version(version), frame_max), url)
+
+    @property
+    def version(self) -> Version:
+        """The broker's version, for instance (4, 0, 5)."""
+        return self._server.version
+
+    @property
+    def frame_max(self) -> int:
+        """The largest frame in bytes: a message's headers have to fit into one."""
+        return self._server.frame_max
+
+    @property
+    def user(self) -> str:
+        """The account's name."""
+        return URL(self._url).user or "guest"
+
+    @property
+    def shown(self) -> str:
+        """The URL without its password."""
+        return shown_url(self._url)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is still there, as far as the client has noticed."""
+        return not self._raw.is_closed and self._raw.transport is not None
+
+    async def channel(self, *, confirms: bool = False) -> Channel:
+        """A new channel; with ``confirms`` every publish on it is confirmed."""
+        if not self.is_open:
+            raise BrokerUnavailable(f"{self.shown}: the connection is closed")
+        with translated(f"opening a channel on {self.shown}"):
+            async with asyncio.timeout(CONNECT_TIMEOUT.total_seconds()):
+                transport = self._raw.transport
+                if transport is None:
+                    raise ConnectionError("the connection is closed")
+                return cast(
+                    Channel, await transport.connection.channel(publisher_confirms=confirms, on_return_raises=True)
+                )
+
+    async def close(self) -> None:
+        """Close it, under a deadline: a peer that does not answer is left."""
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(CLOSE_TIMEOUT.total_seconds()):
+                await self._raw.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+async def close_channel(channel: Channel) -> None:
+    """Close a channel whatever state it is in; what it held unsettled goes back to its queue."""
+    with contextlib.suppress(Exception):
+        async with asyncio.timeout(CLOSE_TIMEOUT.total_seconds()):
+            await channel.close()
+
+
+def parse_version(text: str) -> Version:
+    """The numbers of a version like ``4.0.5`` or ``3.13.0-rc.1``.
+
+    >>> parse_version("3.13.0-rc.1")
+    (3, 13, 0)
+    """
+    numbers: list[int] = []
+    for part in text.split("-", 1)[0].split("+", 1)[0].split("."):
+        if not part.isdigit():
+            break
+        numbers.append(int(part))
+    return tuple(numbers)
+
+
+def _text(value: object) -> object:
+    return value.decode() if isinstance(value, bytes | bytearray) else value
+
+
+def _checked_url(url: str) -> URL:
+    try:
+        parsed = URL(url)
+        port = parsed.port
+    except ValueError as error:
+        raise ConfigurationError(f"broker URL: {error}; write amqp://user:password@host:port/vhost") from error
+    if parsed.scheme not in {"amqp", "amqps"}:
+        raise ConfigurationError(
+            f"broker URL: {shown_url(url)!r} is not amqp:// or amqps://; write amqp://user:password@host:port/vhost"
+        )
+    if not parsed.host:
+        raise ConfigurationError(f"broker URL: {shown_url(url)!r} names no host")
+    if "heartbeat" not in parsed.query:
+        parsed = parsed.update_query(heartbeat=HEARTBEAT_SECONDS)
+    return parsed if port else parsed.with_port(5671 if parsed.scheme == "amqps" else 5672)

@@ -1,0 +1,158 @@
+"""Publishing that is certain: mandatory, confirmed, under a deadline. What returns without an error has arrived."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import aiormq.exceptions as lower
+from pamqp import commands
+
+from rabbitdlq.broker.connection import Channel, Connection, close_channel
+from rabbitdlq.broker.reader import publish_key
+from rabbitdlq.broker.translate import LOWER_ERRORS, translate
+from rabbitdlq.errors import BrokerUnavailable, PublishRefused, PublishUnconfirmed
+from rabbitdlq.wire import Properties, WireError
+
+__all__ = ["Outgoing", "Publisher", "new_id"]
+
+#: frame header, class, weight, body size, frame end
+_HEADER_FRAME_OVERHEAD = 7 + 12 + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """One message to publish."""
+
+    exchange: str
+    routing_key: str
+    body: bytes
+    properties: Properties
+
+    @property
+    def what(self) -> str:
+        """For error texts."""
+        return f"publishing to {self.exchange or 'the default exchange'} with key {self.routing_key!r}"
+
+
+class _RawProperties(commands.Basic.Properties):
+    """Properties that are encoded already. The library finds a returned publish by ``message_id``."""
+
+    def __init__(self, encoded: bytes, message_id: str) -> None:
+        super().__init__(message_id=publish_key(message_id))
+        self._encoded = encoded
+
+    def marshal(self) -> bytes:
+        return self._encoded
+
+
+class Publisher:
+    """A confirming channel of a connection; one that an error closed is opened again for the next publish."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._channel: Channel | None = None
+        self._opening = asyncio.Lock()
+        self._in_flight: dict[str, tuple[asyncio.Lock, int]] = {}
+
+    @property
+    def connection(self) -> Connection:
+        """The connection it publishes on."""
+        return self._connection
+
+    async def publish(self, outgoing: Outgoing, *, timeout: timedelta, mandatory: bool = True) -> None:
+        """Publish and wait for the confirm.
+
+        Raises :class:`Unroutable` when no queue took it, :class:`PublishRefused` when the broker nacked it or closed
+        the channel over it, :class:`PublishUnconfirmed` when no confirm came in time (it may have arrived),
+        :class:`AccessDenied`, :class:`EntityNotFound`, or :class:`BrokerUnavailable` when nothing could be sent.
+        """
+        encoded, message_id = self._encode(outgoing)
+        async with self._one_at_a_time(message_id):
+            await self._send(outgoing, encoded, message_id, timeout, mandatory)
+
+    async def _send(
+        self, outgoing: Outgoing, encoded: bytes, message_id: str, timeout: timedelta, mandatory: bool
+    ) -> None:
+        sending = False
+        try:
+            async with asyncio.timeout(timeout.total_seconds()):
+                channel = await self._open_channel()
+                sending = True
+                await channel.basic_publish(
+                    outgoing.body,
+                    exchange=outgoing.exchange,
+                    routing_key=outgoing.routing_key,
+                    properties=_RawProperties(encoded, message_id),
+                    mandatory=mandatory,
+                )
+        except TimeoutError as error:
+            if not sending:
+                raise BrokerUnavailable(f"{outgoing.what}: no channel within {timeout.total_seconds():g} s") from error
+            raise PublishUnconfirmed(
+                f"{outgoing.what}: no confirm within {timeout.total_seconds():g} s; is the broker blocked by an alarm?"
+            ) from error
+        except LOWER_ERRORS as error:
+            raise self._refusal(error, outgoing, sending) from error
+        except asyncio.CancelledError as error:
+            # a channel that closes cancels what waits on it; our own cancellation goes through
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise PublishUnconfirmed(f"{outgoing.what}: the connection was lost before the confirm") from error
+
+    def _refusal(self, error: BaseException, outgoing: Outgoing, sending: bool) -> Exception:
+        ours = translate(error, outgoing.what)
+        if isinstance(error, lower.ChannelPreconditionFailed):
+            return PublishRefused(str(ours))
+        if sending and isinstance(ours, BrokerUnavailable):
+            return PublishUnconfirmed(f"{ours}; the connection was lost before the confirm")
+        return ours
+
+    def _encode(self, outgoing: Outgoing) -> tuple[bytes, str]:
+        try:
+            encoded = outgoing.properties.encode()
+        except WireError as error:
+            raise PublishRefused(f"{outgoing.what}: {error}") from error
+        message_id = outgoing.properties.message_id
+        if not message_id:
+            raise PublishRefused(f"{outgoing.what}: a message without an id cannot be told apart when it is returned")
+        if len(encoded) + _HEADER_FRAME_OVERHEAD > self._connection.frame_max:
+            raise PublishRefused(
+                f"{outgoing.what}: {len(encoded):,} bytes of properties and headers do not fit into one frame of "
+                f"{self._connection.frame_max:,}; put large values into the body"
+            )
+        if len(outgoing.routing_key.encode()) > 255 or len(outgoing.exchange.encode()) > 255:
+            raise PublishRefused(f"{outgoing.what}: exchange and routing key have at most 255 bytes each")
+        return encoded, message_id
+
+    async def _open_channel(self) -> Channel:
+        async with self._opening:
+            if self._channel is None or self._channel.is_closed:
+                self._channel = await self._connection.channel(confirms=True)
+            return self._channel
+
+    @asynccontextmanager
+    async def _one_at_a_time(self, message_id: str) -> AsyncIterator[None]:
+        """Two publishes with one id, in flight together, could not be told apart when one of them is returned."""
+        lock, users = self._in_flight.get(message_id, (asyncio.Lock(), 0))
+        self._in_flight[message_id] = (lock, users + 1)
+        try:
+            async with lock:
+                yield
+        finally:
+            lock, users = self._in_flight.pop(message_id)
+            if users > 1:
+                self._in_flight[message_id] = (lock, users - 1)
+
+    async def close(self) -> None:
+        """Close the channel."""
+        if self._channel is not None:
+            await close_channel(self._channel)
+
+
+def new_id() -> str:
+    """A fresh message id."""
+    return uuid.uuid4().hex

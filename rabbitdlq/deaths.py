@@ -1,0 +1,94 @@
+"""``x-death``: what the broker remembers of a message's dead-lettering.
+
+The array has one entry per (queue, reason), the latest death first, each with a count
+(https://www.rabbitmq.com/docs/dlx#effects). Any client may publish anything under that name, so odd shapes are "no
+deaths", never an exception; and what a header says counts only on a delivery that came through the return exchange.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from rabbitdlq.topology import Topology
+from rabbitdlq.wire import printable
+
+__all__ = ["Arrival", "Death", "arrival", "parse_deaths"]
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """One entry of ``x-death``."""
+
+    queue: str
+    reason: str
+    count: int
+    #: the exchange and the key the message had been published with before it came to ``queue``
+    exchange: str
+    routing_key: str
+    #: of the first death of this queue and reason
+    time: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """How a delivery came to the work queue, and what that says of its past."""
+
+    #: handler runs that failed in this lap, by the rung the message left last; 0 when it did not come from a rung
+    failures: int
+    #: what all rungs counted together; more than ``failures`` where a rung is missing or a header is stale
+    counted: int
+    exchange: str
+    routing_key: str
+    #: the first death this message remembers
+    first_death: datetime | None
+
+
+def parse_deaths(value: Any) -> tuple[Death, ...]:
+    """The well-formed entries, the latest death first."""
+    if not isinstance(value, list):
+        return ()
+    return tuple(death for entry in value if isinstance(entry, Mapping) for death in [_parse_death(entry)] if death)
+
+
+def _parse_death(entry: Mapping[str, Any]) -> Death | None:
+    queue, reason, count = entry.get("queue"), entry.get("reason"), entry.get("count", 1)
+    if not isinstance(queue, str) or not isinstance(reason, str):
+        return None
+    keys = entry.get("routing-keys")
+    key = keys[0] if isinstance(keys, list) and keys else ""
+    exchange, time = entry.get("exchange"), entry.get("time")
+    return Death(
+        queue=queue,
+        reason=reason,
+        count=count if isinstance(count, int) and not isinstance(count, bool) and count > 0 else 1,
+        exchange=exchange if isinstance(exchange, str) else "",
+        routing_key=key if isinstance(key, str) else "",
+        time=time if isinstance(time, datetime) else None,
+    )
+
+
+def arrival(topology: Topology, exchange: str, routing_key: str, x_death: Any) -> Arrival:
+    """What a delivery with this exchange, key and ``x-death`` says.
+
+    Only the return exchange speaks of this lap: whatever came another way (publisher, replay, shovel, the management
+    UI's "Move messages") starts one, whatever header it carries.
+    """
+    if exchange != topology.return_exchange:
+        return Arrival(0, 0, exchange, printable(routing_key), None)
+    deaths = parse_deaths(x_death)
+    rungs = [
+        (rung.number, death.count)
+        for death in deaths
+        if death.reason == "expired" and (rung := topology.rung_of(death.queue)) is not None
+    ]
+    failures = rungs[0][0] if rungs else 0
+    origin = next((death for death in deaths if death.queue == topology.name and death.reason == "rejected"), None)
+    times = [death.time for death in deaths if death.time is not None]
+    return Arrival(
+        failures=failures,
+        counted=sum(count for _, count in rungs),
+        exchange=origin.exchange if origin else exchange,
+        routing_key=printable(origin.routing_key if origin else routing_key),
+        first_death=min(times) if times else None,
+    )

@@ -1,0 +1,75 @@
+"""Durations as people write them (``500ms``, ``5s``, ``2m``, ``1h``, ``7d``) and as the broker wants them."""
+
+import re
+from datetime import timedelta
+
+from rabbitdlq.errors import ConfigurationError
+
+__all__ = ["MAX_MILLISECONDS", "MAX_RUNGS", "exponential", "format_duration", "milliseconds", "parse_duration"]
+
+MAX_RUNGS = 32
+#: the broker's timers are 32-bit: a longer x-message-ttl is taken and then cannot be kept
+MAX_MILLISECONDS = 2**32 - 1
+
+_UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_PATTERN = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
+
+
+def parse_duration(value: str | timedelta) -> timedelta:
+    """The duration that ``value`` says; raises :class:`ValueError` with the reason where it says none.
+
+    >>> parse_duration("1.5s")
+    datetime.timedelta(seconds=1, microseconds=500000)
+    """
+    if isinstance(value, timedelta):
+        return value
+    match = _PATTERN.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError(f"{value!r} is not a duration; write a number and a unit, like 500ms, 5s, 2m, 1h or 7d")
+    return timedelta(milliseconds=float(match[1]) * _UNITS[match[2]])
+
+
+def milliseconds(duration: timedelta) -> int:
+    """Whole milliseconds; raises :class:`ValueError` for a duration with a fraction of one."""
+    count, rest = divmod(duration, timedelta(milliseconds=1))
+    if rest:
+        raise ValueError(f"{duration} is not a whole number of milliseconds, the broker's unit")
+    return count
+
+
+def format_duration(duration: timedelta) -> str:
+    """The shortest exact way to write it with one unit.
+
+    >>> [format_duration(timedelta(seconds=seconds)) for seconds in (0.5, 5, 90, 120, 86400)]
+    ['500ms', '5s', '90s', '2m', '1d']
+    """
+    count = milliseconds(duration)
+    unit = next(unit for unit in ("d", "h", "m", "s", "ms") if count % _UNITS[unit] == 0)
+    return f"{count // _UNITS[unit]}{unit}"
+
+
+def exponential(
+    first: str | timedelta, rungs: int, *, factor: float = 2.0, longest: str | timedelta | None = None
+) -> tuple[timedelta, ...]:
+    """Delays that grow by ``factor``, none above ``longest``.
+
+    >>> [str(delay) for delay in exponential("5s", 4, factor=6, longest="10m")]
+    ['0:00:05', '0:00:30', '0:03:00', '0:10:00']
+
+    Raises :class:`ConfigurationError` for a factor below 1, no rungs or a duration that is none.
+    """
+    try:
+        start = parse_duration(first)
+        cap = None if longest is None else parse_duration(longest)
+    except ValueError as error:
+        raise ConfigurationError(f"exponential: {error}") from error
+    if factor < 1:
+        raise ConfigurationError(f"exponential: factor is {factor}; below 1 the delays would shrink")
+    if not 1 <= rungs <= MAX_RUNGS:
+        raise ConfigurationError(f"exponential: {rungs} rungs; a ladder has 1 to {MAX_RUNGS}")
+    ceiling = cap or timedelta(milliseconds=MAX_MILLISECONDS)
+    delays, delay = [], min(start, ceiling)
+    for _ in range(rungs):
+        delays.append(timedelta(milliseconds=round(delay / timedelta(milliseconds=1))))
+        delay = ceiling if delay > ceiling / factor else delay * factor
+    return tuple(delays)

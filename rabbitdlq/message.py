@@ -1,0 +1,140 @@
+"""The message as a handler sees it."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from rabbitdlq import names
+from rabbitdlq.deaths import Arrival
+from rabbitdlq.topology import Topology
+from rabbitdlq.wire import Headers, Properties, printable
+
+__all__ = ["Message", "Undecodable", "created_at", "decode_payload", "derived_id", "lap_of", "published_with"]
+
+#: beyond this, seconds since 1970 are in the year 5138: the client meant milliseconds
+_MILLISECONDS_FROM = 100_000_000_000
+
+
+class Undecodable(ValueError):
+    """The body is not what its content type says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One delivery, given to the handler."""
+
+    #: the publisher's message id, or a derived one where it set none
+    id: str
+    #: JSON decoded for JSON content types and for none, text for ``text/*``, else the bytes
+    payload: Any
+    body: bytes
+    headers: Mapping[str, Any]
+    #: 1 for the first run of this lap
+    attempt: int
+    max_attempts: int
+    #: 1, and one more after every replay
+    lap: int
+    #: the work queue
+    queue: str
+    #: exchange and routing key as the publisher set them, also after retries and replays
+    exchange: str
+    routing_key: str
+    content_type: str | None
+    #: the publisher's timestamp; None where it set none
+    created_at: datetime | None
+    properties: Properties
+
+
+def decode_payload(body: bytes, properties: Properties) -> Any:
+    """The payload by content type; raises :class:`Undecodable` with the place where JSON or text breaks."""
+    if properties.content_encoding and properties.content_encoding.lower() not in {"utf-8", "identity"}:
+        return body
+    kind = (properties.content_type or "application/json").split(";", 1)[0].strip().lower()
+    try:
+        if kind == "application/json" or kind.endswith("+json"):
+            return json.loads(body.decode("utf-8"))
+        if kind.startswith("text/"):
+            return body.decode("utf-8")
+    except (ValueError, RecursionError) as error:
+        raise Undecodable(f"body of {len(body):,} bytes is not valid {kind}: {error}") from error
+    return body
+
+
+def derived_id(body: bytes, properties: Properties, routing_key: str) -> str:
+    """An id for a message without one: the same on every attempt, by whichever process.
+
+    It covers body, key and the publisher's properties, and not what the broker adds on the way.
+    """
+    own = properties.table.without(_is_brokers)
+    entries = sorted(own.but_name_bytes())
+    digest = hashlib.sha256()
+    for part in (
+        body,
+        routing_key.encode("utf-8", "surrogateescape"),
+        properties.but(headers=None, message_id=None).encode(),
+        *entries,
+    ):
+        digest.update(len(part).to_bytes(8, "big") + part)
+    return f"derived-{digest.hexdigest()[:24]}"
+
+
+def _is_brokers(name: str) -> bool:
+    return (
+        name in names.BROKER_HEADERS
+        or name in names.ROUTING_HEADERS
+        or name.startswith(names.BROKER_HEADER_PREFIXES)
+        or name.startswith(names.PREFIX)
+    )
+
+
+def created_at(properties: Properties) -> datetime | None:
+    """The publisher's timestamp as a date; seconds by the standard, milliseconds where it can only be those."""
+    if properties.timestamp is None:
+        return None
+    seconds: float = properties.timestamp
+    if properties.timestamp >= _MILLISECONDS_FROM:
+        seconds /= 1000
+    try:
+        return datetime.fromtimestamp(seconds, UTC)
+    except (OverflowError, ValueError, OSError):
+        return None
+
+
+def lap_of(headers: Headers) -> int:
+    """Which lap a message is in: a replay by us says so; a dead letter moved here by others starts the next one."""
+    lap = headers.number(names.LAP)
+    known = lap if lap is not None and lap >= 1 else 1
+    return known + 1 if names.PARK_ID in headers else known
+
+
+def published_with(headers: Headers, arrival: Arrival) -> tuple[str, str]:
+    """Exchange and routing key as the first publisher set them."""
+    exchange, key = headers.text(names.EXCHANGE), headers.text(names.ROUTING_KEY)
+    if exchange is not None and key is not None:
+        return exchange, key
+    return arrival.exchange, arrival.routing_key
+
+
+def message_of(topology: Topology, body: bytes, properties: Properties, arrival: Arrival, failures: int) -> Message:
+    """The handler's view of a delivery that failed ``failures`` times before. The payload is decoded by the caller."""
+    headers = properties.table
+    exchange, routing_key = published_with(headers, arrival)
+    message_id = properties.message_id or derived_id(body, properties, routing_key)
+    return Message(
+        id=printable(message_id),
+        payload=None,
+        body=body,
+        headers=headers,
+        attempt=failures + 1,
+        max_attempts=topology.max_attempts,
+        lap=lap_of(headers),
+        queue=topology.name,
+        exchange=exchange,
+        routing_key=routing_key,
+        content_type=properties.content_type,
+        created_at=created_at(properties),
+        properties=properties,
+    )

@@ -1,0 +1,59 @@
+"""The words of the wire: header names, reasons, event names. This module imports nothing."""
+
+#: headers of a dead letter; flat, so that the management UI shows each on a line
+REASON = "dlq-reason"
+ERROR_TYPE = "dlq-error-type"
+ERROR_MESSAGE = "dlq-error-message"
+TRACEBACK = "dlq-traceback"
+FINGERPRINT = "dlq-fingerprint"
+ATTEMPTS = "dlq-attempts"
+MAX_ATTEMPTS = "dlq-max-attempts"
+QUEUE = "dlq-queue"
+EXCHANGE = "dlq-exchange"
+ROUTING_KEY = "dlq-routing-key"
+FIRST_FAILED_AT = "dlq-first-failed-at"
+PARKED_AT = "dlq-parked-at"
+WORKER = "dlq-worker"
+LAP = "dlq-lap"
+PARK_ID = "dlq-park-id"
+HISTORY = "dlq-history"
+HISTORY_PARTIAL = "dlq-history-partial"
+ORIGINAL = "dlq-original"
+#: the message came without an id and got a derived one
+ID_DERIVED = "dlq-id-derived"
+#: on a replayed message: the park id of the dead letter it was, the same on a copy that a crash sent twice
+REPLAY_ID = "dlq-replay-id"
+
+PREFIX = "dlq-"
+#: what a replayed message keeps: where it is from and how often it has been here
+KEPT_ON_REPLAY = frozenset({EXCHANGE, ROUTING_KEY, LAP, ORIGINAL, ID_DERIVED, REPLAY_ID, FIRST_FAILED_AT})
+
+#: headers of the broker's own book-keeping; on a republished message they would lie or be counted on
+BROKER_HEADERS = frozenset({"x-death", "x-delivery-count", "x-acquired-count"})
+BROKER_HEADER_PREFIXES = ("x-first-death-", "x-last-death-")
+#: extra routing: a republished message would reach the siblings again
+ROUTING_HEADERS = frozenset({"CC", "BCC"})
+
+#: why a message rests in the dead-letter queue
+EXHAUSTED = "exhausted"
+PERMANENT = "permanent"
+UNDECODABLE = "undecodable"
+PUSHED = "pushed"
+#: deaths that the broker's own routes brought here, by its own words
+BROKER_REASONS = {
+    "rejected": EXHAUSTED,
+    "delivery_limit": "delivery-limit",
+    "expired": "expired",
+    "maxlen": "maxlen",
+}
+
+#: events of the journal; the routing key is the event's name
+FAILED = "failed"
+PARKED = "parked"
+RECOVERED = "recovered"
+REPLAYED = "replayed"
+DROPPED = "dropped"
+PURGED = "purged"
+POPPED = "popped"
+#: written by a reader that wants to know when it has read everything that was there when it started
+MARKER = "marker"

@@ -1,0 +1,380 @@
+"""One work queue with its ladder, dead-letter queue and journal: the value, and the entities it stands for.
+
+The broker does retry, delay and parking by dead-lettering alone
+(https://www.rabbitmq.com/docs/dlx, https://www.rabbitmq.com/docs/ttl); this module only says what has to be declared.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Literal
+
+from rabbitdlq.durations import MAX_MILLISECONDS, MAX_RUNGS, format_duration, milliseconds, parse_duration
+from rabbitdlq.errors import ConfigurationError
+
+__all__ = [
+    "BindingEntity",
+    "Entities",
+    "ExchangeEntity",
+    "QueueEntity",
+    "Rung",
+    "Topology",
+    "Version",
+    "WorkBinding",
+]
+
+#: the broker's version as it introduces itself, for instance (4, 0, 5)
+Version = tuple[int, ...]
+
+MAX_NAME_BYTES = 255
+#: the broker's own default since 4.0 (https://www.rabbitmq.com/docs/quorum-queues#poison-message-handling)
+DEFAULT_CRASH_LIMIT = 20
+
+QUEUE_TYPES = ("quorum", "classic")
+JOURNALS = ("stream", "live")
+EXCHANGE_TYPES = ("direct", "fanout", "headers", "topic")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkBinding:
+    """One binding of the work queue to an exchange of the application, which is declared durable if missing."""
+
+    exchange: str
+    key: str = ""
+    type: str = "topic"
+    arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """One retry queue: messages wait in it for one delay."""
+
+    #: 1 for the first; a message that leaves rung N has failed N times
+    number: int
+    delay: timedelta
+    queue: str
+
+    @property
+    def key(self) -> str:
+        """The routing key with which messages leave this rung."""
+        return f"retry.{self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeEntity:
+    """An exchange to declare, durable. ``theirs``: of the application; an existing one is taken as it is."""
+
+    name: str
+    type: str
+    arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    theirs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class QueueEntity:
+    """A queue to declare, durable."""
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True, slots=True)
+class BindingEntity:
+    """A binding from an exchange to a queue or to an exchange."""
+
+    source: str
+    destination: str
+    destination_type: Literal["queue", "exchange"]
+    routing_key: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Entities:
+    """What one topology asks a broker of one version to hold, in an order in which it can be declared.
+
+    The exchanges and the dead-letter queue come before the work queue: no moment exists in which a message could
+    leave the work queue for nowhere.
+    """
+
+    exchanges: tuple[ExchangeEntity, ...]
+    queues: tuple[QueueEntity, ...]
+    bindings: tuple[BindingEntity, ...]
+
+
+@dataclass(frozen=True)
+class Topology:
+    """A work queue and everything that keeps its failures: frozen, checked when it is made.
+
+    ``Topology("orders", delays=("5s", "30s"))`` gives three attempts: at once, after 5 s, after 30 s more. Raises
+    :class:`ConfigurationError` naming the key and the reason for anything a broker could not hold.
+    """
+
+    #: the work queue's name, and the prefix of all others
+    name: str
+    #: 1 to 32, each a timedelta or a text like "500ms", "5s", "2m", "1h"
+    delays: tuple[timedelta, ...]
+    bindings: tuple[WorkBinding, ...] = ()
+    queue_type: Literal["quorum", "classic"] = "quorum"
+    #: deliveries that ended in a crash before the broker itself parks the message (quorum queues, from RabbitMQ 3.13)
+    crash_limit: int = DEFAULT_CRASH_LIMIT
+    #: "stream" keeps the journal in a stream queue; "live" keeps none (for brokers without streams)
+    journal: Literal["stream", "live"] = "stream"
+    journal_max_age: timedelta = timedelta(days=7)
+    journal_max_bytes: int = 1_000_000_000
+    #: type of the dead-letter queue; the work queue's type unless given
+    dlq_type: Literal["quorum", "classic"] | None = None
+
+    def __init__(
+        self,
+        name: str,
+        delays: Iterable[str | timedelta],
+        *,
+        bindings: Iterable[WorkBinding] = (),
+        queue_type: Literal["quorum", "classic"] = "quorum",
+        crash_limit: int = DEFAULT_CRASH_LIMIT,
+        journal: Literal["stream", "live"] = "stream",
+        journal_max_age: str | timedelta = timedelta(days=7),
+        journal_max_bytes: int = 1_000_000_000,
+        dlq_type: Literal["quorum", "classic"] | None = None,
+    ) -> None:
+        put = object.__setattr__
+        put(self, "name", name)
+        put(self, "delays", _delays(delays))
+        put(self, "bindings", tuple(bindings))
+        put(self, "queue_type", queue_type)
+        put(self, "crash_limit", crash_limit)
+        put(self, "journal", journal)
+        put(self, "journal_max_age", _duration("journal_max_age", journal_max_age))
+        put(self, "journal_max_bytes", journal_max_bytes)
+        put(self, "dlq_type", dlq_type)
+        self._check()
+
+    def _check(self) -> None:
+        _one_of("queue_type", self.queue_type, QUEUE_TYPES)
+        _one_of("journal", self.journal, JOURNALS)
+        if self.dlq_type is not None:
+            _one_of("dlq_type", self.dlq_type, QUEUE_TYPES)
+        if not self.name or self.name.startswith("amq."):
+            raise ConfigurationError(f"name: {self.name!r} cannot name a queue; names starting 'amq.' are the broker's")
+        if self.crash_limit < 1:
+            raise ConfigurationError(f"crash_limit: {self.crash_limit} is below 1")
+        if self.journal_max_bytes < 1_000_000:
+            raise ConfigurationError(f"journal_max_bytes: {self.journal_max_bytes} is below 1,000,000")
+        if self.journal_max_age < timedelta(seconds=1):
+            raise ConfigurationError("journal_max_age: a journal keeps at least one second")
+        longest = max(
+            [*(rung.queue for rung in self.rungs), self.ladder_mark, self.ladder_exchange, self.lock_queue],
+            key=lambda text: len(text.encode()),
+        )
+        if len(longest.encode()) > MAX_NAME_BYTES:
+            raise ConfigurationError(f"name: {longest!r}, derived from it, is longer than {MAX_NAME_BYTES} bytes")
+        for binding in self.bindings:
+            _one_of("bindings.type", binding.type, EXCHANGE_TYPES)
+            if not binding.exchange:
+                raise ConfigurationError("bindings.exchange: the default exchange takes no bindings")
+            if len(binding.exchange.encode()) > MAX_NAME_BYTES or len(binding.key.encode()) > MAX_NAME_BYTES:
+                raise ConfigurationError(f"bindings: exchange and key have at most {MAX_NAME_BYTES} bytes each")
+
+    # --- derived words
+
+    @property
+    def max_attempts(self) -> int:
+        """One attempt more than there are rungs."""
+        return len(self.delays) + 1
+
+    @property
+    def lap(self) -> timedelta:
+        """How long all delays of one lap take together."""
+        return sum(self.delays, timedelta())
+
+    @property
+    def rungs(self) -> tuple[Rung, ...]:
+        """The ladder, first rung first."""
+        return tuple(
+            Rung(number, delay, f"{self.name}.retry.{number}.{format_duration(delay)}")
+            for number, delay in enumerate(self.delays, start=1)
+        )
+
+    @property
+    def dead_exchange(self) -> str:
+        """Every death of the work queue leaves through here."""
+        return f"{self.name}.dead"
+
+    @property
+    def retry_exchange(self) -> str:
+        """Picks the rung by routing key."""
+        return f"{self.name}.retry"
+
+    @property
+    def first_exchange(self) -> str:
+        """Takes the first failures: their key names no rung."""
+        return f"{self.name}.retry.first"
+
+    @property
+    def ladder_exchange(self) -> str:
+        """Carries the ladder's mark, and no message ever."""
+        return f"{self.name}.retry.ladder"
+
+    @property
+    def ladder_mark(self) -> str:
+        """The delays in one word: declaring another ladder over this one is an error, not two ladders at once."""
+        return ".".join(format_duration(delay) for delay in self.delays)
+
+    @property
+    def return_exchange(self) -> str:
+        """Brings a message back to the work queue."""
+        return f"{self.name}.return"
+
+    @property
+    def dlx(self) -> str:
+        """The dead-letter exchange that consumers park through."""
+        return f"{self.name}.dlx"
+
+    @property
+    def dlq(self) -> str:
+        """The dead-letter queue."""
+        return f"{self.name}.dlq"
+
+    @property
+    def lock_queue(self) -> str:
+        """The exclusive queue that the operator at work holds."""
+        return f"{self.name}.dlq.lock"
+
+    @property
+    def journal_exchange(self) -> str:
+        """Where events of the journal are published."""
+        return f"{self.name}.journal"
+
+    @property
+    def journal_queue(self) -> str:
+        """The stream that keeps them."""
+        return f"{self.name}.journal"
+
+    def rung_of(self, queue: str) -> Rung | None:
+        """The rung whose queue this is, by its number: also a rung of an earlier ladder that still drains."""
+        prefix = f"{self.name}.retry."
+        number = queue.removeprefix(prefix).split(".", 1)[0]
+        if not queue.startswith(prefix) or not (number.isascii() and number.isdigit()):
+            return None
+        return next((rung for rung in self.rungs if rung.queue == queue), Rung(int(number), timedelta(), queue))
+
+    # --- what a broker has to hold
+
+    def entities(self, version: Version) -> Entities:
+        """The exchanges, queues and bindings for a broker of this version."""
+        return Entities(self._exchanges(), self._queues(version), self._bindings())
+
+    def _exchanges(self) -> tuple[ExchangeEntity, ...]:
+        theirs = {
+            binding.exchange: ExchangeEntity(binding.exchange, binding.type, theirs=True) for binding in self.bindings
+        }
+        return (
+            ExchangeEntity(self.dlx, "fanout"),
+            ExchangeEntity(self.ladder_exchange, "fanout", {"alternate-exchange": self.ladder_mark}),
+            ExchangeEntity(self.first_exchange, "fanout"),
+            ExchangeEntity(self.retry_exchange, "direct", {"alternate-exchange": self.first_exchange}),
+            ExchangeEntity(self.dead_exchange, "headers", {"alternate-exchange": self.retry_exchange}),
+            ExchangeEntity(self.return_exchange, "fanout"),
+            ExchangeEntity(self.journal_exchange, "topic"),
+            *theirs.values(),
+        )
+
+    def _queues(self, version: Version) -> tuple[QueueEntity, ...]:
+        # Below 4.0 a limit of -1 is accepted and deletes on the first requeue; below 3.13 no limit may be set at all.
+        unlimited = {"x-delivery-limit": -1} if version >= (4, 0) else {}
+        at_least_once = {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
+        quorum = self.queue_type == "quorum"
+        dlq_type = self.dlq_type or self.queue_type
+        work: dict[str, Any] = {"x-queue-type": self.queue_type, "x-dead-letter-exchange": self.dead_exchange}
+        if quorum:
+            work |= at_least_once
+        if quorum and version >= (3, 13):
+            work["x-delivery-limit"] = self.crash_limit + len(self.delays)
+        queues = [QueueEntity(self.dlq, {"x-queue-type": dlq_type, **(unlimited if dlq_type == "quorum" else {})})]
+        if self.journal == "stream":
+            queues.append(QueueEntity(self.journal_queue, self._journal_arguments()))
+        for rung in self.rungs:
+            # static, not per message: messages expire at the head only, a short delay would wait behind a long one
+            arguments: dict[str, Any] = {
+                "x-queue-type": self.queue_type,
+                "x-message-ttl": milliseconds(rung.delay),
+                "x-dead-letter-exchange": self.return_exchange,
+                "x-dead-letter-routing-key": rung.key,
+            }
+            queues.append(QueueEntity(rung.queue, arguments | ((at_least_once | unlimited) if quorum else {})))
+        queues.append(QueueEntity(self.name, work))
+        return tuple(queues)
+
+    def _journal_arguments(self) -> dict[str, Any]:
+        return {
+            "x-queue-type": "stream",
+            "x-max-age": f"{int(self.journal_max_age.total_seconds())}s",
+            "x-max-length-bytes": self.journal_max_bytes,
+            # retention drops whole segments: small ones let it follow the limits closely
+            "x-stream-max-segment-size-bytes": min(50_000_000, self.journal_max_bytes // 2),
+        }
+
+    def _bindings(self) -> tuple[BindingEntity, ...]:
+        deaths = [("rejected", self.retry_exchange)] + [
+            (reason, self.dlx) for reason in ("delivery_limit", "expired", "maxlen")
+        ]
+        ladder = [
+            BindingEntity(self.retry_exchange, above.queue, "queue", rung.key)
+            for rung, above in zip(self.rungs, self.rungs[1:], strict=False)
+        ]
+        journal = [BindingEntity(self.journal_exchange, self.journal_queue, "queue", "#")]
+        return (
+            BindingEntity(self.dlx, self.dlq, "queue"),
+            *(journal if self.journal == "stream" else []),
+            *(
+                BindingEntity(
+                    self.dead_exchange,
+                    exchange,
+                    "exchange",
+                    arguments={"x-match": "all-with-x", "x-last-death-reason": reason},
+                )
+                for reason, exchange in deaths
+            ),
+            BindingEntity(self.first_exchange, self.rungs[0].queue, "queue"),
+            *ladder,
+            BindingEntity(self.retry_exchange, self.dlx, "exchange", self.rungs[-1].key),
+            BindingEntity(self.return_exchange, self.name, "queue"),
+            *(
+                BindingEntity(binding.exchange, self.name, "queue", binding.key, dict(binding.arguments))
+                for binding in self.bindings
+            ),
+        )
+
+
+def _one_of(key: str, value: str, words: tuple[str, ...]) -> None:
+    if value not in words:
+        raise ConfigurationError(f"{key}: {value!r} is none of {', '.join(words)}")
+
+
+def _duration(key: str, value: str | timedelta) -> timedelta:
+    try:
+        return parse_duration(value)
+    except ValueError as error:
+        raise ConfigurationError(f"{key}: {error}") from error
+
+
+def _delays(values: Iterable[str | timedelta]) -> tuple[timedelta, ...]:
+    if isinstance(values, str):
+        raise ConfigurationError(f'delays: {values!r} is one text; write a list, like ["5s", "30s"]')
+    delays = []
+    for place, value in enumerate(values):
+        key = f"delays[{place}]"
+        delay = _duration(key, value)
+        try:
+            count = milliseconds(delay)
+        except ValueError as error:
+            raise ConfigurationError(f"{key}: {error}") from error
+        if count <= 0:
+            raise ConfigurationError(f"{key}: {value} is not above zero; a failed message has to wait")
+        if count > MAX_MILLISECONDS:
+            raise ConfigurationError(f"{key}: {value} is longer than RabbitMQ's 32-bit milliseconds, 49.7 days")
+        delays.append(delay)
+    if not 1 <= len(delays) <= MAX_RUNGS:
+        raise ConfigurationError(f"delays: {len(delays)} given; a ladder has 1 to {MAX_RUNGS} rungs")
+    return tuple(delays)
