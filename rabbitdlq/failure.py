@@ -36,7 +36,7 @@ class Failure:
             name = f"{type(error).__module__}.{name}"
         try:
             message = str(error)
-        except Exception as broken:  # noqa: BLE001 - a handler's exception may fail at anything, this one included
+        except Exception as broken:
             message = f"(its text failed: {type(broken).__name__})"
         frames = traceback.extract_tb(error.__traceback__)
         where = frames[-1].name if frames else ""
@@ -53,7 +53,7 @@ def _traceback(error: BaseException) -> str | None:
         return None
     try:
         text = "".join(traceback.format_exception(error))
-    except Exception:  # noqa: BLE001 - as above
+    except Exception:
         return None
     data = text.encode("utf-8", "backslashreplace")
     if len(data) <= TRACEBACK_BYTES:

@@ -68,14 +68,14 @@ def derived_id(body: bytes, properties: Properties, routing_key: str) -> str:
 
     It covers body, key and the publisher's properties, and not what the broker adds on the way.
     """
-    own = properties.table.without(_is_brokers)
-    entries = sorted(own.but_name_bytes())
     digest = hashlib.sha256()
     for part in (
         body,
         routing_key.encode("utf-8", "surrogateescape"),
-        properties.but(headers=None, message_id=None).encode(),
-        *entries,
+        # the broker takes the expiration away when a message dies for the first time
+        properties.but(headers=None, expiration=None).encode(),
+        # and sorts the headers
+        *sorted(properties.table.without(_is_brokers).entries()),
     ):
         digest.update(len(part).to_bytes(8, "big") + part)
     return f"derived-{digest.hexdigest()[:24]}"

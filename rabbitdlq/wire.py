@@ -277,6 +277,10 @@ class Headers(Mapping[str, Any]):
         headers._raw += tuple((name, encode_value(value)) for name, value in values.items())
         return headers
 
+    def entries(self) -> Iterator[bytes]:
+        """Each entry's bytes, name and value."""
+        return (_encode_table([entry]) for entry in self._raw)
+
     def encode(self) -> bytes:
         """The table's bytes, without the length in front."""
         return _encode_table(self._raw)

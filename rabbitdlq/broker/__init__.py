@@ -2,6 +2,7 @@
 
 from rabbitdlq.broker.connection import DEFAULT_URL, Channel, Connection, close_channel, parse_version
 from rabbitdlq.broker.declare import Finding, Report, apply_topology, check_topology, count_messages, ensure_topology
+from rabbitdlq.broker.link import PublishLink
 from rabbitdlq.broker.publisher import Outgoing, Publisher, new_id
 from rabbitdlq.broker.reader import original_properties
 from rabbitdlq.broker.translate import shown_url, translate, translated
@@ -12,6 +13,7 @@ __all__ = [
     "Connection",
     "Finding",
     "Outgoing",
+    "PublishLink",
     "Publisher",
     "Report",
     "apply_topology",

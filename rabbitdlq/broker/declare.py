@@ -5,8 +5,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-import aiormq.exceptions as lower
-
 from rabbitdlq.broker.connection import CONNECT_TIMEOUT, Channel, Connection, close_channel
 from rabbitdlq.broker.translate import Difference, difference, translated
 from rabbitdlq.durations import MAX_RUNGS
@@ -67,7 +65,8 @@ async def check_topology(connection: Connection, topology: Topology) -> Report:
     present: set[tuple[str, str]] = set()
     compared = True
     try:
-        for entity in (*entities.exchanges, *entities.queues):
+        wanted: list[ExchangeEntity | QueueEntity] = [*entities.exchanges, *entities.queues]
+        for entity in wanted:
             kind = _kind(entity)
             if not await probe.exists(entity):
                 findings.append(Finding(kind, entity.name, "missing"))

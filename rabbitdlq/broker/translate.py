@@ -65,7 +65,7 @@ def shown_url(url: str) -> str:
         return "(an unreadable URL)"
 
 
-def translate(error: BaseException, what: str) -> BrokerError:  # noqa: PLR0911 - one return a kind of error
+def translate(error: BaseException, what: str) -> BrokerError:  # noqa: PLR0911, PLR0912 - one case a kind of error
     """Our error for a lower one; ``what`` says what was being done."""
     text = _text(error)
     match error:

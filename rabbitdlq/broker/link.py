@@ -1,0 +1,51 @@
+"""A connection for publishing only: opened when it is needed, and again when it was lost.
+
+Parking and the journal have one of their own, because a connection that publishes is blocked by a memory or disk
+alarm, and a blocked connection stops its acks too (https://www.rabbitmq.com/docs/connection-blocked).
+"""
+
+import asyncio
+from datetime import timedelta
+
+from rabbitdlq.broker.connection import Connection
+from rabbitdlq.broker.publisher import Outgoing, Publisher
+from rabbitdlq.errors import BrokerUnavailable
+
+__all__ = ["PublishLink"]
+
+
+class PublishLink:
+    """Publishes with confirms over a connection that comes back by itself."""
+
+    def __init__(self, url: str, name: str) -> None:
+        self._url = url
+        self._name = name
+        self._publisher: Publisher | None = None
+        self._opening = asyncio.Lock()
+
+    async def publisher(self) -> Publisher:
+        """A publisher on a connection that is open, as far as the client has noticed."""
+        async with self._opening:
+            if self._publisher is None or not self._publisher.connection.is_open:
+                await self._drop()
+                self._publisher = Publisher(await Connection.open(self._url, self._name))
+            return self._publisher
+
+    async def publish(self, outgoing: Outgoing, *, timeout: timedelta, mandatory: bool = True) -> None:
+        """As :meth:`Publisher.publish`; connecting counts towards the deadline."""
+        try:
+            async with asyncio.timeout(timeout.total_seconds()):
+                publisher = await self.publisher()
+        except TimeoutError as error:
+            raise BrokerUnavailable(f"{outgoing.what}: no connection within {timeout.total_seconds():g} s") from error
+        await publisher.publish(outgoing, timeout=timeout, mandatory=mandatory)
+
+    async def _drop(self) -> None:
+        if self._publisher is not None:
+            await self._publisher.connection.close()
+            self._publisher = None
+
+    async def close(self) -> None:
+        """Close the connection if there is one."""
+        async with self._opening:
+            await self._drop()

@@ -1,0 +1,312 @@
+"""A dead letter: the original message with the story of its failures in flat headers.
+
+This module reads; :mod:`rabbitdlq.parking` writes. The JSON form is the one every door shows.
+"""
+
+import base64
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+from rabbitdlq import names
+from rabbitdlq.deaths import Death, parse_deaths
+from rabbitdlq.failure import Failure
+from rabbitdlq.message import Undecodable, created_at, decode_payload, derived_id
+from rabbitdlq.wire import Headers, Properties, printable
+
+__all__ = ["AttemptRecord", "DeadLetter", "harmless", "iso", "jsonable", "read_original"]
+
+#: direct reply-to is bound to the channel of the requester: the broker refuses it on a republish
+DIRECT_REPLY_TO = "amq.rabbitmq.reply-to"
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRecord:
+    """One failed attempt of the history."""
+
+    attempt: int
+    at: datetime
+    error_type: str
+    error_message: str
+    worker: str
+    duration_ms: float | None
+
+    def as_json(self) -> dict[str, Any]:
+        """As in ``error_history``."""
+        return {
+            "attempt": self.attempt,
+            "at": self.at.isoformat(),
+            "error_type": self.error_type,
+            "error_message": self.error_message,
+            "worker": self.worker,
+            "duration_ms": self.duration_ms,
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> "AttemptRecord | None":
+        """The record, or None where ``value`` is none."""
+        if not isinstance(value, Mapping):
+            return None
+        try:
+            duration = value.get("duration_ms")
+            return cls(
+                attempt=int(value["attempt"]),
+                at=datetime.fromisoformat(str(value["at"])),
+                error_type=str(value.get("error_type", "")),
+                error_message=str(value.get("error_message", "")),
+                worker=str(value.get("worker", "")),
+                duration_ms=float(duration) if isinstance(duration, int | float) else None,
+            )
+        except (KeyError, TypeError, ValueError):
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A parked message, as shown by every door: API, command line, JSON."""
+
+    id: str
+    body: bytes
+    #: as the publisher set them, less what was moved to ``original``
+    properties: Properties
+    reason: str
+    error: Failure | None
+    attempts: int
+    max_attempts: int | None
+    history: tuple[AttemptRecord, ...]
+    history_partial: bool
+    #: the work queue it failed in
+    queue: str
+    #: as the first publisher set them
+    exchange: str
+    routing_key: str
+    created_at: datetime | None
+    first_failed_at: datetime | None
+    moved_to_dlq_at: datetime | None
+    lap: int
+    #: the same on both copies where a crash parked a message twice; empty on those the broker parked bare
+    park_id: str
+    id_derived: bool
+    #: what was moved out of the message: expiration, user id, extra routing, x-death
+    original: Mapping[str, Any]
+    #: every header as it lies in the queue
+    wire: Properties
+
+    @property
+    def bare(self) -> bool:
+        """Whether the broker parked it, without our headers."""
+        return not self.park_id
+
+    @property
+    def payload(self) -> Any:
+        """The body decoded by its content type, or ``{"base64": …, "content_type": …}``."""
+        try:
+            value = decode_payload(self.body, self.properties)
+        except Undecodable:
+            value = self.body
+        if isinstance(value, bytes):
+            return {"base64": base64.b64encode(value).decode(), "content_type": self.properties.content_type}
+        return value
+
+    def as_json(self) -> dict[str, Any]:
+        """The documented JSON form."""
+        error = self.error
+        return {
+            "id": self.id,
+            "payload": self.payload,
+            "attempts": self.attempts,
+            "max_attempts": self.max_attempts,
+            "retry_count": max(0, self.attempts - 1),
+            "max_retries": None if self.max_attempts is None else self.max_attempts - 1,
+            "error_history": [record.as_json() for record in self.history],
+            "history_partial": self.history_partial,
+            "created_at": iso(self.created_at),
+            "first_failed_at": iso(self.first_failed_at),
+            "moved_to_dlq_at": iso(self.moved_to_dlq_at),
+            "reason": self.reason,
+            "error": error
+            and {
+                "type": error.type,
+                "message": error.message,
+                "traceback": error.traceback,
+                "fingerprint": error.fingerprint,
+            },
+            "queue": self.queue,
+            "exchange": self.exchange,
+            "routing_key": self.routing_key,
+            "headers": jsonable(dict(self.properties.table)),
+            "properties": _plain_properties(self.properties),
+            "original": jsonable(dict(self.original)),
+            "lap": self.lap,
+            "park_id": self.park_id or None,
+            "id_derived": self.id_derived,
+        }
+
+    @classmethod
+    def parse(cls, work_queue: str, body: bytes, wire: Properties) -> "DeadLetter":
+        """A dead letter from the queue; foreign and broken headers read as absent, never as an error."""
+        headers = wire.table
+        deaths = parse_deaths(headers.get("x-death"))
+        parked = names.PARK_ID in headers
+        origin = _origin(work_queue, deaths)
+        queue = headers.text(names.QUEUE) or (origin.queue if origin else work_queue)
+        routing_key = _first_text(headers.text(names.ROUTING_KEY), origin.routing_key if origin else None)
+        kept, _ = harmless(wire)
+        history = _read_history(headers.text(names.HISTORY))
+        attempts = headers.number(names.ATTEMPTS) if parked else _bare_attempts(queue, deaths)
+        return cls(
+            id=printable(wire.message_id or derived_id(body, wire, routing_key)),
+            body=body,
+            properties=kept.but(headers=kept.table.without(lambda name: name.startswith(names.PREFIX))),
+            reason=(headers.text(names.REASON) or "unknown") if parked else _bare_reason(queue, deaths),
+            error=_read_failure(headers) if parked else None,
+            attempts=attempts or 0,
+            max_attempts=headers.number(names.MAX_ATTEMPTS) if parked else None,
+            history=history if parked else (),
+            history_partial=headers.get(names.HISTORY_PARTIAL) is True or not parked,
+            queue=printable(queue),
+            exchange=_first_text(headers.text(names.EXCHANGE), origin.exchange if origin else None),
+            routing_key=routing_key,
+            created_at=created_at(wire),
+            first_failed_at=_read_time(headers.text(names.FIRST_FAILED_AT)) or _time(deaths, min),
+            moved_to_dlq_at=_read_time(headers.text(names.PARKED_AT)) if parked else _time(deaths, max),
+            lap=headers.number(names.LAP) or 1,
+            park_id=headers.text(names.PARK_ID) or "",
+            id_derived=headers.get(names.ID_DERIVED) is True or not wire.message_id,
+            original=read_original(headers.text(names.ORIGINAL)),
+            wire=wire,
+        )
+
+
+def harmless(properties: Properties) -> tuple[Properties, dict[str, Any]]:
+    """The properties without what must not be published again, and what that was."""
+    table = properties.table
+    moved = {name: table[name] for name in table if _harms(name)}
+    for name in ("expiration", "user_id"):
+        value = getattr(properties, name)
+        if value is not None:
+            moved[name] = printable(value)
+    reply_to = properties.reply_to
+    if reply_to and reply_to.startswith(DIRECT_REPLY_TO):
+        moved["reply_to"], reply_to = printable(reply_to), None
+    return properties.but(headers=table.without(_harms), expiration=None, user_id=None, reply_to=reply_to), moved
+
+
+def _harms(name: str) -> bool:
+    return (
+        name in names.BROKER_HEADERS or name in names.ROUTING_HEADERS or name.startswith(names.BROKER_HEADER_PREFIXES)
+    )
+
+
+def jsonable(value: Any) -> Any:  # noqa: PLR0911 - one return a type
+    """A header value as JSON has it: dates as ISO 8601, decimals as text, bytes as ``{"base64": …}``."""
+    match value:
+        case datetime():
+            return value.isoformat()
+        case Decimal():
+            return str(value)
+        case bytes() | bytearray():
+            return {"base64": base64.b64encode(value).decode()}
+        case str():
+            return printable(value)
+        case float() if not math.isfinite(value):
+            return str(value)
+        case Mapping():
+            return {printable(str(name)): jsonable(item) for name, item in value.items()}
+        case list() | tuple():
+            return [jsonable(item) for item in value]
+        case _:
+            return value
+
+
+def _plain_properties(properties: Properties) -> dict[str, Any]:
+    shown = (
+        "content_type",
+        "content_encoding",
+        "delivery_mode",
+        "priority",
+        "correlation_id",
+        "reply_to",
+        "message_id",
+        "timestamp",
+        "type",
+        "app_id",
+    )
+    values = {name: getattr(properties, name) for name in shown}
+    return {name: jsonable(value) for name, value in values.items() if value is not None}
+
+
+def _origin(work_queue: str, deaths: Sequence[Death]) -> Death | None:
+    """The death in the work queue, not in a rung; where it is another queue's, the oldest entry."""
+    own = next((death for death in deaths if death.queue == work_queue), None)
+    return own or (deaths[-1] if deaths else None)
+
+
+def _bare_reason(queue: str, deaths: Sequence[Death]) -> str:
+    death = next((death for death in deaths if death.queue == queue), None)
+    return names.BROKER_REASONS.get(death.reason, printable(death.reason)) if death else "unknown"
+
+
+def _bare_attempts(queue: str, deaths: Sequence[Death]) -> int:
+    """The handler ran once before each wait in a rung, and once more where the last death is a rejection."""
+    waits = sum(
+        death.count for death in deaths if death.reason == "expired" and death.queue.startswith(f"{queue}.retry.")
+    )
+    death = next((death for death in deaths if death.queue == queue), None)
+    return waits + (1 if death and death.reason == "rejected" else 0)
+
+
+def _read_failure(headers: Headers) -> Failure | None:
+    kind = headers.text(names.ERROR_TYPE)
+    if kind is None:
+        return None
+    return Failure(
+        kind,
+        headers.text(names.ERROR_MESSAGE) or "",
+        headers.text(names.TRACEBACK),
+        headers.text(names.FINGERPRINT) or "",
+    )
+
+
+def _read_history(text: str | None) -> tuple[AttemptRecord, ...]:
+    try:
+        values = json.loads(text or "[]")
+    except ValueError:
+        return ()
+    if not isinstance(values, list):
+        return ()
+    return tuple(record for value in values if (record := AttemptRecord.from_json(value)))
+
+
+def read_original(text: str | None) -> dict[str, Any]:
+    """What the header ``dlq-original`` says was moved; nothing where it cannot be read."""
+    try:
+        value = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _read_time(text: str | None) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text) if text else None
+    except ValueError:
+        return None
+
+
+def _time(deaths: Sequence[Death], pick: Any) -> datetime | None:
+    times = [death.time for death in deaths if death.time is not None]
+    return pick(times) if times else None
+
+
+def _first_text(*texts: str | None) -> str:
+    return printable(next((text for text in texts if text is not None), ""))
+
+
+def iso(moment: datetime | None) -> str | None:
+    """ISO 8601 in UTC to the millisecond."""
+    return None if moment is None else moment.astimezone(UTC).isoformat(timespec="milliseconds")

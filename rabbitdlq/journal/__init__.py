@@ -1,0 +1,19 @@
+"""The append-only record of failures, recoveries and operator actions: a stream in the broker."""
+
+from rabbitdlq.journal.events import JournalEvent, failed, marker, operated, parked, recovered
+from rabbitdlq.journal.index import HistoryIndex
+from rabbitdlq.journal.tail import JournalReader, read_journal
+from rabbitdlq.journal.writer import JournalWriter
+
+__all__ = [
+    "HistoryIndex",
+    "JournalEvent",
+    "JournalReader",
+    "JournalWriter",
+    "failed",
+    "marker",
+    "operated",
+    "parked",
+    "read_journal",
+    "recovered",
+]

@@ -1,0 +1,145 @@
+"""Events of the journal: what failed, was parked, recovered, and what operators did."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from rabbitdlq import names
+from rabbitdlq.dead_letter import AttemptRecord
+from rabbitdlq.failure import Failure
+from rabbitdlq.message import Message
+from rabbitdlq.wire import printable, shorten
+
+__all__ = ["JournalEvent", "failed", "marker", "operated", "parked", "recovered"]
+
+#: ids of one operation that its event names; the count says how many there were
+MAX_IDS = 500
+
+
+class JournalEvent(BaseModel):
+    """One line of the journal. Fields that an event does not have are absent in its JSON."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    event: str
+    at: datetime
+    queue: str
+    message_id: str | None = None
+    lap: int | None = None
+    attempt: int | None = None
+    max_attempts: int | None = None
+    worker: str | None = None
+    error_type: str | None = None
+    error_message: str | None = None
+    traceback: str | None = None
+    fingerprint: str | None = None
+    duration_ms: float | None = None
+    reason: str | None = None
+    park_id: str | None = None
+    #: operator actions: who did it, from where, as which account, on how many and which
+    who: str | None = None
+    amqp_user: str | None = None
+    count: int | None = None
+    ids: tuple[str, ...] = ()
+    marker: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """As ``rabbitdlq journal --json`` shows it."""
+        return self.model_dump(mode="json", exclude_defaults=True)
+
+    def encode(self) -> bytes:
+        """The body of the event's message."""
+        return self.model_dump_json(exclude_defaults=True).encode()
+
+    @classmethod
+    def decode(cls, body: bytes) -> "JournalEvent | None":
+        """The event, or None where somebody else wrote something else into the stream."""
+        try:
+            return cls.model_validate_json(body)
+        except ValidationError:
+            return None
+
+    @property
+    def record(self) -> AttemptRecord | None:
+        """The failed attempt that this event tells of, if it does."""
+        if self.event != names.FAILED or self.attempt is None:
+            return None
+        return AttemptRecord(
+            attempt=self.attempt,
+            at=self.at,
+            error_type=self.error_type or "",
+            error_message=self.error_message or "",
+            worker=self.worker or "",
+            duration_ms=self.duration_ms,
+        )
+
+
+def failed(message: Message, failure: Failure, worker: str, at: datetime, duration_ms: float) -> JournalEvent:
+    """An attempt failed, whatever happens to the message next."""
+    return JournalEvent(
+        event=names.FAILED,
+        at=at,
+        queue=message.queue,
+        message_id=message.id,
+        lap=message.lap,
+        attempt=message.attempt,
+        max_attempts=message.max_attempts,
+        worker=worker,
+        error_type=shorten(failure.type, 200),
+        error_message=shorten(failure.message, 1_000),
+        traceback=failure.traceback,
+        fingerprint=failure.fingerprint,
+        duration_ms=round(duration_ms, 3),
+    )
+
+
+def parked(message: Message, reason: str, failure: Failure, worker: str, park_id: str) -> JournalEvent:
+    """A consumer parked the message, and the broker confirmed it."""
+    return JournalEvent(
+        event=names.PARKED,
+        at=datetime.now(UTC),
+        queue=message.queue,
+        message_id=message.id,
+        lap=message.lap,
+        attempt=message.attempt,
+        max_attempts=message.max_attempts,
+        worker=worker,
+        reason=reason,
+        error_type=shorten(failure.type, 200),
+        fingerprint=failure.fingerprint,
+        park_id=park_id,
+    )
+
+
+def recovered(message: Message, worker: str, duration_ms: float) -> JournalEvent:
+    """A message succeeded after failures."""
+    return JournalEvent(
+        event=names.RECOVERED,
+        at=datetime.now(UTC),
+        queue=message.queue,
+        message_id=message.id,
+        lap=message.lap,
+        attempt=message.attempt,
+        max_attempts=message.max_attempts,
+        worker=worker,
+        duration_ms=round(duration_ms, 3),
+    )
+
+
+def operated(event: str, queue: str, *, who: str, amqp_user: str, ids: list[str], count: int) -> JournalEvent:
+    """An operator replayed, dropped, popped, pushed or purged dead letters."""
+    return JournalEvent(
+        event=event,
+        at=datetime.now(UTC),
+        queue=queue,
+        who=who,
+        amqp_user=amqp_user,
+        count=count,
+        ids=tuple(printable(each) for each in ids[:MAX_IDS]),
+    )
+
+
+def marker(queue: str, word: str) -> JournalEvent:
+    """A reader's own mark: who has seen it has seen everything before it."""
+    return JournalEvent(event=names.MARKER, at=datetime.now(UTC), queue=queue, marker=word)

@@ -1,0 +1,92 @@
+"""Failed attempts by message, in bounded memory: what the journal said, ready for the moment of parking."""
+
+from collections import OrderedDict
+from datetime import timedelta
+
+from rabbitdlq import names
+from rabbitdlq.dead_letter import AttemptRecord
+from rabbitdlq.journal.events import JournalEvent
+
+__all__ = ["HistoryIndex"]
+
+#: workers' clocks may differ by this much before an attempt seems to be older than the one before it
+CLOCK_SKEW = timedelta(seconds=5)
+#: what one record costs beside its texts, roughly
+_RECORD_BYTES = 400
+
+
+class HistoryIndex:
+    """The attempts of the messages that are on the ladder. The longest untouched messages go first when it is full.
+
+    Messages that were parked or recovered are forgotten: their story is told.
+    """
+
+    def __init__(self, max_bytes: int = 64_000_000) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._records: OrderedDict[str, list[tuple[int, AttemptRecord]]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @property
+    def size(self) -> int:
+        """Bytes held, roughly."""
+        return self._bytes
+
+    def add(self, event: JournalEvent) -> None:
+        """Take in one event; one that is known already, or says nothing of an attempt, changes nothing."""
+        if event.message_id is None:
+            return
+        if event.event in {names.PARKED, names.RECOVERED}:
+            self.forget(event.message_id)
+            return
+        record = event.record
+        if record is None:
+            return
+        known = self._records.setdefault(event.message_id, [])
+        entry = (event.lap or 1, record)
+        if any((lap, old.attempt, old.at, old.worker) == (*_key(entry),) for lap, old in known):
+            return
+        known.append(entry)
+        self._records.move_to_end(event.message_id)
+        self._bytes += _cost(record)
+        while self._bytes > self._max_bytes and self._records:
+            self.forget(next(iter(self._records)))
+
+    def forget(self, message_id: str) -> None:
+        """Drop what is known of a message."""
+        for _, record in self._records.pop(message_id, ()):
+            self._bytes -= _cost(record)
+
+    def history(self, message_id: str, lap: int, failures: int) -> list[AttemptRecord]:
+        """The known attempts 1 to ``failures`` of this lap, in order.
+
+        A message moved back by others keeps its lap's number: of several records of one attempt the latest counts,
+        and one that is older than the attempt before it belongs to an earlier round.
+        """
+        latest: dict[int, AttemptRecord] = {}
+        for known_lap, record in self._records.get(message_id, ()):
+            if known_lap == lap and record.attempt <= failures:
+                latest[record.attempt] = record
+        story: list[AttemptRecord] = []
+        for attempt in sorted(latest):
+            record = latest[attempt]
+            if not story or record.at >= story[-1].at - CLOCK_SKEW:
+                story.append(record)
+        return story
+
+    def last_attempt(self, message_id: str, lap: int) -> int:
+        """The number of the attempt that was told of last; 0 where none is known."""
+        return next(
+            (record.attempt for known, record in reversed(self._records.get(message_id, ())) if known == lap), 0
+        )
+
+
+def _key(entry: tuple[int, AttemptRecord]) -> tuple[int, int, object, str]:
+    lap, record = entry
+    return lap, record.attempt, record.at, record.worker
+
+
+def _cost(record: AttemptRecord) -> int:
+    return _RECORD_BYTES + len(record.error_message) + len(record.error_type) + len(record.worker)

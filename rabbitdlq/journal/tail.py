@@ -1,0 +1,164 @@
+"""Reading the journal: from a point in time to its end as of now, and on."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import aiormq.abc
+import structlog
+
+from rabbitdlq import names
+from rabbitdlq.broker import Channel, Connection, close_channel, new_id, translated
+from rabbitdlq.broker.connection import CONNECT_TIMEOUT
+from rabbitdlq.errors import BrokerError, BrokerUnavailable
+from rabbitdlq.journal.events import JournalEvent, marker
+from rabbitdlq.journal.writer import JournalWriter
+from rabbitdlq.topology import Topology
+
+__all__ = ["JournalReader", "read_journal"]
+
+log = structlog.stdlib.get_logger(__name__)
+
+#: a stream gives as many unacknowledged events as this, and needs a limit
+#: (https://www.rabbitmq.com/docs/streams#consuming)
+PREFETCH = 1_000
+ACK_EVERY = 250
+
+
+class JournalReader:
+    """A consumer of the journal that hands each event to ``on_event``, in the journal's order.
+
+    A stream is read from ``since``; a live journal has no past, so only what is written from now on is seen.
+    """
+
+    def __init__(self, topology: Topology, writer: JournalWriter, on_event: Callable[[JournalEvent], None]) -> None:
+        self._topology = topology
+        self._writer = writer
+        self._on_event = on_event
+        self._channel: Channel | None = None
+        self._awaited: dict[str, asyncio.Future[None]] = {}
+        self._unacked = 0
+        self._closed = False
+        #: events handed out so far
+        self.seen = 0
+
+    async def start(self, connection: Connection, since: datetime | None, on_lost: Callable[[], None]) -> None:
+        """Begin to read; ``on_lost`` is called when the reading ends by itself (leader moved, stream or line gone).
+
+        Raises :class:`EntityNotFound` where there is no journal, :class:`AccessDenied` without the permission.
+        """
+        channel = self._channel = await connection.channel()
+        channel.on_consumer_cancel_callbacks.add(lambda _: on_lost())
+        channel.closing.add_done_callback(lambda _: None if self._closed else on_lost())
+        with translated(f"reading the journal {self._topology.journal_queue!r}"):
+            async with asyncio.timeout(CONNECT_TIMEOUT.total_seconds()):
+                await channel.basic_qos(prefetch_count=PREFETCH)
+                queue, arguments = await self._source(channel, since)
+                await channel.basic_consume(queue, self._take, arguments=arguments)
+
+    async def _source(self, channel: Channel, since: datetime | None) -> tuple[str, dict[str, Any]]:
+        if self._topology.journal == "stream":
+            return self._topology.journal_queue, {"x-stream-offset": since if since else "first"}
+        declared = await channel.queue_declare("", exclusive=True, auto_delete=True)
+        queue = str(declared.queue)
+        await channel.queue_bind(queue, self._topology.journal_exchange, routing_key="#")
+        return queue, {}
+
+    async def _take(self, delivered: aiormq.abc.DeliveredMessage) -> None:
+        event = JournalEvent.decode(delivered.body)
+        self.seen += 1
+        if event is not None:
+            self._on_event(event)
+            if event.event == names.MARKER and event.marker in self._awaited:
+                future = self._awaited[event.marker]
+                if not future.done():
+                    future.set_result(None)
+        self._unacked += 1
+        tag = getattr(delivered.delivery, "delivery_tag", None)
+        if self._channel is not None and tag is not None and self._unacked >= ACK_EVERY:
+            self._unacked = 0
+            with contextlib.suppress(Exception):  # a channel that is gone has nothing left to acknowledge
+                await self._channel.basic_ack(tag, multiple=True, wait=False)
+
+    async def sync(self, timeout: timedelta) -> None:
+        """Return when every event that was in the journal at the call has been handed out.
+
+        A marker of our own is written and waited for. Raises :class:`BrokerError` where it cannot be written or is not
+        seen in time.
+        """
+        word = new_id()
+        future = self._awaited[word] = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(timeout.total_seconds()):
+                await self._writer.publish(marker(self._topology.name, word))
+                await future
+        except TimeoutError as error:
+            raise BrokerUnavailable(
+                f"journal {self._topology.journal_queue!r}: not read to its end within {timeout.total_seconds():g} s"
+            ) from error
+        finally:
+            del self._awaited[word]
+
+    async def close(self) -> None:
+        """Stop reading."""
+        self._closed = True
+        if self._channel is not None:
+            await close_channel(self._channel)
+
+
+async def read_journal(
+    connection: Connection,
+    topology: Topology,
+    writer: JournalWriter,
+    *,
+    since: datetime | None = None,
+    follow: bool = False,
+    timeout: timedelta = timedelta(seconds=60),
+) -> AsyncIterator[JournalEvent]:
+    """The events since then (all there are without ``since``), to the journal's end as of now, or on for ever.
+
+    Markers are left out. An account that may not write to the journal reads until nothing came for two seconds.
+    Raises :class:`BrokerUnavailable` when reading stops before the end.
+    """
+    events: asyncio.Queue[JournalEvent | None] = asyncio.Queue()
+    lost = False
+
+    def on_lost() -> None:
+        nonlocal lost
+        lost = True
+        events.put_nowait(None)
+
+    reader = JournalReader(topology, writer, events.put_nowait)
+    await reader.start(connection, since, on_lost)
+    syncing = None if follow else asyncio.create_task(_end(reader, events, timeout))
+    earliest = since or datetime.min.replace(tzinfo=UTC)
+    try:
+        while (event := await events.get()) is not None:
+            # a stream is entered at the start of a chunk, which may begin earlier
+            if event.event != names.MARKER and event.at >= earliest:
+                yield event
+        if lost:
+            raise BrokerUnavailable(f"journal {topology.journal_queue!r}: the broker ended the reading")
+        if syncing is not None:
+            await syncing
+    finally:
+        if syncing is not None:
+            syncing.cancel()
+        await reader.close()
+
+
+async def _end(reader: JournalReader, events: "asyncio.Queue[JournalEvent | None]", timeout: timedelta) -> None:
+    """Put the end's sign into the queue once everything before it is there."""
+    try:
+        await reader.sync(timeout)
+    except BrokerError as error:
+        log.debug("journal_marker_unwritable", error=str(error))
+        quiet = 0
+        while quiet < 4:
+            seen = reader.seen
+            await asyncio.sleep(0.5)
+            quiet = quiet + 1 if reader.seen == seen else 0
+    finally:
+        events.put_nowait(None)

@@ -1,0 +1,164 @@
+"""Writing dead letters and replays: what a message carries into the dead-letter queue, and what back out of it.
+
+What would harm a parked or replayed copy (an expiration, another account's user id, extra routing, the broker's own
+book-keeping) is moved out of the message into the header ``dlq-original``.
+"""
+
+import hashlib
+import json
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from rabbitdlq import names
+from rabbitdlq.dead_letter import AttemptRecord, DeadLetter, harmless, iso, jsonable, read_original
+from rabbitdlq.failure import Failure
+from rabbitdlq.message import Message, derived_id
+from rabbitdlq.wire import Headers, Properties, printable, shorten
+
+__all__ = ["Parking", "new_park_id", "park_properties", "replay_properties"]
+
+#: all our headers together, far below the smallest usual frame of 128 KiB
+OWN_HEADER_BYTES = 48_000
+#: room that is left in the frame for what the broker adds later
+FRAME_RESERVE = 4_096
+HISTORY_BYTES = 16_000
+ORIGINAL_BYTES = 8_000
+
+
+@dataclass(frozen=True, slots=True)
+class Parking:
+    """Why and by whom a message is parked."""
+
+    reason: str
+    failure: Failure
+    history: Sequence[AttemptRecord]
+    worker: str
+    parked_at: datetime
+    park_id: str
+    #: attempts of this lap that the history does not tell of
+    history_partial: bool = False
+
+
+def new_park_id(message: Message) -> str:
+    """The same whenever the same attempt of the same message is parked; unique where the message has no own id.
+
+    Two messages without ids may be equal to the last byte and still be two: they must never be taken for copies.
+    """
+    if not message.properties.message_id or message.properties.table.get(names.ID_DERIVED) is True:
+        return uuid.uuid4().hex[:24]
+    digest = hashlib.sha256()
+    for part in (message.queue, message.id, str(message.lap), str(message.attempt)):
+        digest.update(part.encode("utf-8", "surrogateescape") + b"\0")
+    digest.update(message.body)
+    return digest.hexdigest()[:24]
+
+
+def park_properties(message: Message, parking: Parking, frame_max: int) -> Properties:
+    """The properties of the dead letter: the original's, less what would harm, plus the story within a byte budget."""
+    clean, moved = harmless(message.properties)
+    kept = clean.table.without(lambda name: name.startswith(names.PREFIX))
+    original = {**read_original(message.properties.table.text(names.ORIGINAL)), **moved}
+    derived = not message.properties.message_id or message.properties.table.get(names.ID_DERIVED) is True
+    base = clean.but(headers=kept, message_id=message.properties.message_id or message.id)
+    budget = min(OWN_HEADER_BYTES, frame_max - FRAME_RESERVE - len(base.encode()))
+    return base.but(headers=kept.plus(_own_headers(message, parking, original, derived, budget)))
+
+
+def _own_headers(
+    message: Message, parking: Parking, original: Mapping[str, Any], derived: bool, budget: int
+) -> dict[str, Any]:
+    failure, history = parking.failure, parking.history
+    values: dict[str, Any] = {
+        names.REASON: parking.reason,
+        names.ERROR_TYPE: shorten(failure.type, 200),
+        names.ATTEMPTS: message.attempt,
+        names.MAX_ATTEMPTS: message.max_attempts,
+        names.QUEUE: message.queue,
+        names.EXCHANGE: message.exchange,
+        names.ROUTING_KEY: message.routing_key,
+        names.LAP: message.lap,
+        names.PARK_ID: parking.park_id,
+        names.PARKED_AT: iso(parking.parked_at),
+        names.FIRST_FAILED_AT: iso(history[0].at if history else parking.parked_at),
+        names.FINGERPRINT: failure.fingerprint,
+        names.WORKER: shorten(parking.worker, 200),
+    }
+    if derived:
+        values[names.ID_DERIVED] = True
+    if parking.history_partial:
+        values[names.HISTORY_PARTIAL] = True
+    left = budget - len(Headers(values).encode())
+    optional: tuple[tuple[str, int, Callable[[int], str]], ...] = (
+        (names.ERROR_MESSAGE, 4_000, lambda limit: shorten(failure.message, limit)),
+        (names.HISTORY, HISTORY_BYTES, lambda limit: _history_json(history, limit)),
+        (names.ORIGINAL, ORIGINAL_BYTES, lambda limit: _original_json(original, limit)),
+        (names.TRACEBACK, 12_000, lambda limit: _end_of(failure.traceback or "", limit)),
+    )
+    for name, wanted, text_within in optional:
+        # a name, a type and a length stand before each text
+        text = text_within(max(0, min(wanted, left - len(name) - 6)))
+        if text:
+            values[name] = text
+            left -= len(name) + 6 + len(text.encode())
+    return values
+
+
+def _end_of(text: str, limit: int) -> str:
+    data = text.encode()
+    if len(data) <= limit:
+        return text
+    return "[cut]… " + data[-max(0, limit - 9) :].decode("utf-8", "ignore") if limit > 200 else ""
+
+
+def _history_json(history: Sequence[AttemptRecord], limit: int) -> str:
+    """As JSON within ``limit`` bytes: long texts shrink first, then the middle goes; first and last stay longest."""
+    records = [record.as_json() for record in history]
+    for longest in (1_000, 300, 80):
+        for record in records:
+            record["error_message"] = shorten(record["error_message"], longest)
+        text = json.dumps(records, ensure_ascii=False)
+        if len(text.encode()) <= limit:
+            return text
+    while len(records) > 1:
+        del records[len(records) // 2]
+        text = json.dumps(records, ensure_ascii=False)
+        if len(text.encode()) <= limit:
+            return text
+    return ""
+
+
+def _original_json(original: Mapping[str, Any], limit: int) -> str:
+    """What was moved, as JSON; what does not fit is left out, the largest first."""
+    values = {name: jsonable(value) for name, value in original.items()}
+    while values:
+        text = json.dumps(values, ensure_ascii=False)
+        if len(text.encode("utf-8", "backslashreplace")) <= limit:
+            return printable(text)
+        values.pop(max(values, key=lambda name: len(json.dumps(values[name]))))
+    return ""
+
+
+def replay_properties(letter: DeadLetter) -> Properties:
+    """The properties with which a dead letter goes back: the publisher's, and the number of its next lap.
+
+    The expiration stays behind: the message would vanish again. A copy sent twice by a crash carries the same
+    ``dlq-replay-id``.
+    """
+    clean, moved = harmless(letter.wire)
+    headers = clean.table.without(lambda name: name.startswith(names.PREFIX) and name not in names.KEPT_ON_REPLAY)
+    own: dict[str, Any] = {
+        names.LAP: letter.lap + 1,
+        names.EXCHANGE: letter.exchange,
+        names.ROUTING_KEY: letter.routing_key,
+        names.REPLAY_ID: letter.park_id or derived_id(letter.body, letter.wire, letter.routing_key),
+    }
+    original = {**letter.original, **moved}
+    text = _original_json(original, ORIGINAL_BYTES)
+    if text:
+        own[names.ORIGINAL] = text
+    if letter.id_derived:
+        own[names.ID_DERIVED] = True
+    return clean.but(headers=headers.plus(own), message_id=letter.wire.message_id or letter.id)
