@@ -1,0 +1,105 @@
+"""One run of the handler."""
+
+import asyncio
+import contextvars
+import inspect
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from rabbitdlq.errors import ConfigurationError, Permanent
+from rabbitdlq.failure import Failure
+from rabbitdlq.message import Message
+
+__all__ = ["Completed", "Failed", "Handler", "Interrupted", "Result", "run_attempt"]
+
+#: ``async def handler(message)`` or a plain function, which runs in a thread; what it returns is ignored
+Handler = Callable[[Message], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """The handler returned."""
+
+    duration_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The handler raised."""
+
+    failure: Failure
+    permanent: bool
+    at: datetime
+    duration_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """The consumer is shutting down and took the handler's time away; no attempt was spent."""
+
+    duration_ms: float
+
+
+Result = Completed | Failed | Interrupted
+
+
+def is_async(handler: Handler) -> bool:
+    """Whether the handler is to be awaited; raises :class:`ConfigurationError` for what cannot be called."""
+    if not callable(handler):
+        raise ConfigurationError(f"handler: {handler!r} cannot be called")
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
+
+
+async def run_attempt(handler: Handler, message: Message) -> Result:
+    """Run the handler once and say how that went. Nothing it raises gets past here.
+
+    When the task that runs this is cancelled, so is the handler; a thread cannot be stopped and is left to itself.
+    """
+    started = time.perf_counter()
+    try:
+        await (handler(message) if is_async(handler) else _call_in_thread(handler, message))
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            return Interrupted(_since(started))
+        return _failed(error, started)
+    except BaseException as error:
+        return _failed(error, started)
+    return Completed(_since(started))
+
+
+def _failed(error: BaseException, started: float) -> Failed:
+    return Failed(Failure.of(error), isinstance(error, Permanent), datetime.now(UTC), _since(started))
+
+
+def _since(started: float) -> float:
+    return (time.perf_counter() - started) * 1000
+
+
+async def _call_in_thread(handler: Handler, message: Message) -> None:
+    """Run a plain function in a thread of its own, one that does not keep the process alive."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[BaseException | None] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def finish(error: BaseException | None) -> None:
+        if not future.done():
+            future.set_result(error)
+
+    def run() -> None:
+        error: BaseException | None = None
+        try:
+            context.run(handler, message)
+        except BaseException as raised:
+            error = raised
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(finish, error)
+
+    threading.Thread(target=run, name=f"rabbitdlq-handler-{message.id[:20]}", daemon=True).start()
+    error = await future
+    if error is not None:
+        raise error

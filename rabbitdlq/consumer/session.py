@@ -1,0 +1,126 @@
+"""One connection's worth of consuming: from connect to loss, cancel or stop."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import aiormq.abc
+import structlog
+
+from rabbitdlq.broker import Channel, Connection, close_channel, count_messages, ensure_topology, translated
+from rabbitdlq.broker.connection import CONNECT_TIMEOUT
+from rabbitdlq.consumer.delivery import Delivery
+from rabbitdlq.errors import BrokerError
+from rabbitdlq.journal import HistoryIndex, JournalReader, JournalWriter
+from rabbitdlq.topology import Topology
+
+__all__ = ["Session"]
+
+log = structlog.stdlib.get_logger(__name__)
+
+#: how far before one lap the journal is read at start: messages wait in the work queue too
+JOURNAL_MARGIN = timedelta(minutes=15)
+CATCH_UP_TIMEOUT = timedelta(seconds=30)
+
+
+class Session:
+    """A connection that consumes the work queue and tails the journal. Ends once, with a reason."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        url: str,
+        writer: JournalWriter,
+        index: HistoryIndex,
+        on_delivery: Callable[[Delivery], None],
+        *,
+        prefetch: int,
+        name: str,
+    ) -> None:
+        self._topology = topology
+        self._url = url
+        self._on_delivery = on_delivery
+        self._prefetch = prefetch
+        self._name = name
+        self.reader = JournalReader(topology, writer, index.add)
+        self._connection: Connection | None = None
+        self._channel: Channel | None = None
+        self._consumer_tag = ""
+        self._closing = False
+        #: set when the session is over; :attr:`reason` says why
+        self.ended = asyncio.Event()
+        self.reason = ""
+
+    async def open(self) -> None:
+        """Connect, see to the topology, read the journal to its end, and only then take work.
+
+        Raises :class:`BrokerError` where any of it cannot be done; then nothing is left open.
+        """
+        try:
+            self._connection = await Connection.open(self._url, self._name)
+            await ensure_topology(self._connection, self._topology)
+            await self._catch_up(self._connection)
+            await self._consume(self._connection)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _catch_up(self, connection: Connection) -> None:
+        since = datetime.now(UTC) - self._topology.lap - JOURNAL_MARGIN
+        try:
+            await self.reader.start(connection, since, lambda: self._end("the journal's reading ended"))
+            await self.reader.sync(CATCH_UP_TIMEOUT)
+        except BrokerError as error:
+            # working without histories beats not working
+            log.warning("journal_unreadable", queue=self._topology.name, error=str(error))
+
+    async def _consume(self, connection: Connection) -> None:
+        channel = self._channel = await connection.channel()
+
+        async def take(delivered: aiormq.abc.DeliveredMessage) -> None:
+            self._on_delivery(Delivery.of(channel, delivered))
+
+        channel.on_consumer_cancel_callbacks.add(lambda _: self._end("the broker cancelled the consumer"))
+        channel.closing.add_done_callback(lambda _: self._end("the channel was closed"))
+        with translated(f"consuming {self._topology.name!r}"):
+            async with asyncio.timeout(CONNECT_TIMEOUT.total_seconds()):
+                await channel.basic_qos(prefetch_count=self._prefetch)
+                consumed = await channel.basic_consume(self._topology.name, take)
+        self._consumer_tag = str(consumed.consumer_tag)
+
+    def _end(self, reason: str) -> None:
+        if not self._closing and not self.ended.is_set():
+            self.reason = reason
+            self.ended.set()
+
+    async def stop_taking(self) -> None:
+        """Tell the broker to send no more; what came before can still be settled."""
+        channel = self._channel
+        if channel is None or channel.is_closed:
+            return
+        with contextlib.suppress(BrokerError), translated("cancelling the consumer"):
+            async with asyncio.timeout(CONNECT_TIMEOUT.total_seconds()):
+                await channel.basic_cancel(self._consumer_tag)
+
+    async def idle_in_broker(self) -> bool:
+        """Whether nothing waits in the work queue and on the ladder."""
+        if self._connection is None:
+            return False
+        channel = await self._connection.channel()
+        try:
+            for queue in (self._topology.name, *(rung.queue for rung in self._topology.rungs)):
+                if await count_messages(channel, queue):
+                    return False
+            return True
+        finally:
+            await close_channel(channel)
+
+    async def close(self) -> None:
+        """Close channel and connection; what is still unsettled goes back to the work queue."""
+        self._closing = True
+        await self.reader.close()
+        if self._channel is not None:
+            await close_channel(self._channel)
+        if self._connection is not None:
+            await self._connection.close()

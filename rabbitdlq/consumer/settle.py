@@ -1,0 +1,188 @@
+"""Settling: what has to be safe elsewhere is confirmed first, then the delivery is acked or nacked."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import assert_never
+
+import structlog
+
+from rabbitdlq import journal
+from rabbitdlq.broker import Outgoing, PublishLink
+from rabbitdlq.consumer.delivery import Delivery
+from rabbitdlq.consumer.outcome import Outcome, Park, Released, Retry, Succeeded
+from rabbitdlq.dead_letter import AttemptRecord
+from rabbitdlq.errors import BrokerError
+from rabbitdlq.journal import HistoryIndex, JournalReader, JournalWriter
+from rabbitdlq.message import Message
+from rabbitdlq.parking import Parking, new_park_id, park_properties
+from rabbitdlq.topology import Topology
+from rabbitdlq.wire import shorten
+
+__all__ = ["Settler"]
+
+log = structlog.stdlib.get_logger(__name__)
+
+PARK_TIMEOUT = timedelta(seconds=10)
+HISTORY_TIMEOUT = timedelta(seconds=5)
+
+
+class Settler:
+    """Settles deliveries by their outcome; used by every session of one consumer."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        link: PublishLink,
+        writer: JournalWriter,
+        index: HistoryIndex,
+        *,
+        worker: str,
+        park_timeout: timedelta = PARK_TIMEOUT,
+    ) -> None:
+        self._topology = topology
+        self._link = link
+        self._writer = writer
+        self._index = index
+        self._worker = worker
+        self._park_timeout = park_timeout
+        #: the journal's reader of the session at hand
+        self.reader: JournalReader | None = None
+
+    async def settle(self, delivery: Delivery, message: Message, outcome: Outcome) -> bool:
+        """Do what the outcome says; False where the delivery was gone and the broker delivers it again.
+
+        Whatever fails on the way, the message is left where the broker finds it: unacknowledged, on the ladder, or in
+        the dead-letter queue.
+        """
+        match outcome:
+            case Succeeded():
+                return await self._succeed(delivery, message, outcome)
+            case Retry():
+                return await self._retry(delivery, message, outcome)
+            case Park():
+                return await self._park(delivery, message, outcome)
+            case Released():
+                return await delivery.nack(requeue=True)
+            case _:
+                assert_never(outcome)
+
+    async def _succeed(self, delivery: Delivery, message: Message, outcome: Succeeded) -> bool:
+        settled = await delivery.ack()
+        if settled and message.attempt > 1:
+            self._index.forget(message.id)
+            await self._writer.append(journal.recovered(message, self._worker, outcome.duration_ms))
+        return settled
+
+    async def _retry(self, delivery: Delivery, message: Message, outcome: Retry) -> bool:
+        if delivery.gone:
+            return _too_late(message)
+        await self._writer.append(self._failed_event(message, outcome))
+        settled = await delivery.nack(requeue=False)
+        if settled:
+            log.warning(
+                "retry_scheduled",
+                message_id=message.id,
+                queue=message.queue,
+                attempt=message.attempt,
+                max_attempts=message.max_attempts,
+                retry_in_s=outcome.rung.delay.total_seconds(),
+                error_type=outcome.failure.type,
+                error=shorten(outcome.failure.message, 300),
+            )
+        return settled
+
+    async def _park(self, delivery: Delivery, message: Message, outcome: Park) -> bool:
+        if delivery.gone:
+            # the broker delivers it again; parking it now as well would make two of one
+            return _too_late(message)
+        event = self._failed_event(message, outcome)
+        earlier, partial = await self._earlier_attempts(message)
+        history = [*earlier, *([event.record] if event.record else [])]
+        parking = Parking(
+            reason=outcome.reason,
+            failure=outcome.failure,
+            history=history,
+            worker=self._worker,
+            parked_at=datetime.now(UTC),
+            park_id=new_park_id(message),
+            history_partial=partial,
+        )
+        error = await self._publish(message, parking, event)
+        if error is not None:
+            return await self._leave_to_broker(delivery, message, error)
+        settled = await delivery.ack()
+        self._index.forget(message.id)
+        log.error(
+            "message_parked",
+            message_id=message.id,
+            queue=message.queue,
+            attempt=message.attempt,
+            max_attempts=message.max_attempts,
+            reason=outcome.reason,
+            dead_letter_queue=self._topology.dlq,
+            park_id=parking.park_id,
+            error_type=outcome.failure.type,
+            error=shorten(outcome.failure.message, 300),
+        )
+        await self._writer.append(
+            journal.parked(message, outcome.reason, outcome.failure, self._worker, parking.park_id)
+        )
+        return settled
+
+    async def _publish(self, message: Message, parking: Parking, event: journal.JournalEvent) -> BrokerError | None:
+        """Park and tell the journal at the same time: it has the story too if the dead letter does not get there."""
+
+        async def publish() -> BrokerError | None:
+            try:
+                frame_max = (await self._link.publisher()).connection.frame_max
+                properties = park_properties(message, parking, frame_max)
+                outgoing = Outgoing(self._topology.dlx, shorten(message.routing_key, 255), message.body, properties)
+                await self._link.publish(outgoing, timeout=self._park_timeout)
+            except BrokerError as error:
+                return error
+            return None
+
+        error, _ = await asyncio.gather(publish(), self._writer.append(event))
+        return error
+
+    async def _leave_to_broker(self, delivery: Delivery, message: Message, error: BrokerError) -> bool:
+        log.error(
+            "park_failed",
+            message_id=message.id,
+            queue=message.queue,
+            attempt=message.attempt,
+            error=str(error),
+            consequence="nacked: the broker retries it, or parks it without its story, which the journal has",
+        )
+        return await delivery.nack(requeue=False)
+
+    def _failed_event(self, message: Message, outcome: Retry | Park) -> journal.JournalEvent:
+        event = journal.failed(message, outcome.failure, self._worker, outcome.at, outcome.duration_ms)
+        self._index.add(event)
+        return event
+
+    async def _earlier_attempts(self, message: Message) -> tuple[list[AttemptRecord], bool]:
+        """The failed attempts before this one, and whether some are missing."""
+        failures = message.attempt - 1
+        history = self._index.history(message.id, message.lap, failures)
+        if len(history) >= failures:
+            return history, False
+        if self.reader is not None and self._topology.journal == "stream":
+            try:
+                # an attempt is written before its nack: what the journal does not have by now, it never will
+                await self.reader.sync(HISTORY_TIMEOUT)
+            except BrokerError as error:
+                log.warning("journal_behind", queue=message.queue, message_id=message.id, error=str(error))
+        history = self._index.history(message.id, message.lap, failures)
+        return history, len(history) < failures
+
+
+def _too_late(message: Message) -> bool:
+    log.warning(
+        "settled_too_late",
+        message_id=message.id,
+        queue=message.queue,
+        attempt=message.attempt,
+        consequence="the connection was lost while the handler ran: the broker delivers the message again",
+    )
+    return False

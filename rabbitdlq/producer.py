@@ -1,0 +1,157 @@
+"""Publishing work: persistent, mandatory, confirmed, with an id and a timestamp, many in flight at once."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from types import TracebackType
+from typing import Any, Self
+
+from pydantic_core import PydanticSerializationError, to_json
+
+from rabbitdlq.broker import Outgoing, PublishLink, new_id
+from rabbitdlq.errors import ConfigurationError, RabbitDLQError
+from rabbitdlq.wire import Headers, Properties, WireError
+
+__all__ = ["Producer", "PublishReport", "encode_payload"]
+
+DEFAULT_TIMEOUT = timedelta(seconds=30)
+
+
+@dataclass(frozen=True, slots=True)
+class PublishReport:
+    """One message of :meth:`Producer.send_all`: its place in the input, and what became of it."""
+
+    #: counted from 1
+    place: int
+    message_id: str
+    #: None where the broker confirmed it
+    error: RabbitDLQError | None = None
+
+
+def encode_payload(payload: Any) -> tuple[bytes, str]:
+    """Body and content type: bytes as they are, everything else as JSON (pydantic models too).
+
+    Raises :class:`ConfigurationError` for what JSON cannot say.
+    """
+    if isinstance(payload, bytes | bytearray | memoryview):
+        return bytes(payload), "application/octet-stream"
+    try:
+        return to_json(payload, inf_nan_mode="constants"), "application/json"
+    except (PydanticSerializationError, ValueError, RecursionError) as error:
+        raise ConfigurationError(f"payload of type {type(payload).__name__} cannot be sent: {error}") from error
+
+
+class Producer:
+    """Sends to work queues and exchanges. Used as an async context manager it closes its connection.
+
+    ::
+
+        async with Producer("amqp://guest:guest@127.0.0.1/") as producer:
+            await producer.send("orders", {"order": 17})
+    """
+
+    def __init__(self, url: str, *, window: int = 500, timeout: timedelta = DEFAULT_TIMEOUT) -> None:
+        """``window``: publishes in flight at once; ``timeout``: for each publish, confirm included."""
+        if window < 1:
+            raise ConfigurationError(f"window: {window} is below 1")
+        self._link = PublishLink(url, "rabbitdlq producer")
+        self._slots = asyncio.Semaphore(window)
+        self._window = window
+        self._timeout = timeout
+
+    async def send(
+        self,
+        queue: str,
+        payload: Any,
+        *,
+        message_id: str | None = None,
+        headers: Mapping[str, Any] | None = None,
+        content_type: str | None = None,
+        exchange: str = "",
+        routing_key: str | None = None,
+        priority: int | None = None,
+        expiration: timedelta | None = None,
+        timestamp: datetime | None = None,
+        correlation_id: str | None = None,
+        type: str | None = None,
+    ) -> str:
+        """Publish one message and wait until the broker has confirmed it; gives the message's id.
+
+        Goes to the work queue itself, or with ``exchange`` through an exchange of the application (then ``queue`` is
+        only the default of ``routing_key``). Raises :class:`Unroutable`, :class:`PublishRefused`,
+        :class:`PublishUnconfirmed` (it may have arrived), :class:`AccessDenied`, :class:`EntityNotFound`,
+        :class:`BrokerUnavailable`, and :class:`ConfigurationError` for what cannot be sent.
+        """
+        body, default_type = encode_payload(payload)
+        try:
+            properties = Properties(
+                content_type=content_type or default_type,
+                headers=Headers(headers) if headers else None,
+                delivery_mode=2,
+                priority=priority,
+                correlation_id=correlation_id,
+                expiration=None if expiration is None else str(round(expiration / timedelta(milliseconds=1))),
+                message_id=message_id or new_id(),
+                timestamp=int((timestamp or datetime.now(UTC)).timestamp()),
+                type=type,
+            )
+            properties.encode()
+        except (WireError, ValueError, OverflowError) as error:
+            raise ConfigurationError(f"message for {queue!r}: {error}") from error
+        key = queue if routing_key is None else routing_key
+        async with self._slots:
+            await self._link.publish(Outgoing(exchange, key, body, properties), timeout=self._timeout)
+        return str(properties.message_id)
+
+    async def send_all(
+        self, queue: str, payloads: AsyncIterator[Any], *, content_type: str | None = None, **options: Any
+    ) -> AsyncIterator[PublishReport]:
+        """Publish a stream of payloads with a window of them in flight; a report for each, as confirms come.
+
+        One that fails does not stop the others. Memory is bounded by the window.
+        """
+        running: set[asyncio.Task[PublishReport]] = set()
+        place = 0
+        try:
+            async for payload in payloads:
+                place += 1
+                options["message_id"] = new_id()
+                task = self._report(place, queue, payload, content_type=content_type, **options)
+                running.add(asyncio.create_task(task))
+                if len(running) >= self._window:
+                    done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                    for each in done:
+                        yield each.result()
+            while running:
+                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for each in done:
+                    yield each.result()
+        finally:
+            for each in running:
+                each.cancel()
+
+    async def _report(self, place: int, queue: str, payload: Any, **options: Any) -> PublishReport:
+        message_id: str = options["message_id"]
+        try:
+            await self.send(queue, payload, **options)
+        except RabbitDLQError as error:
+            return PublishReport(place, message_id, error)
+        return PublishReport(place, message_id)
+
+    async def connect(self) -> None:
+        """Connect now, so that a wrong URL or a broker that is down shows before the first message."""
+        await self._link.publisher()
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._link.close()
+
+    async def __aenter__(self) -> Self:
+        await self.connect()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
