@@ -102,6 +102,11 @@ class DeadLetter:
         return not self.park_id
 
     @property
+    def copy_key(self) -> tuple[str, int] | None:
+        """Equal on the copies of one letter that a crash between confirm and ack parked twice; None on bare ones."""
+        return (self.park_id, hash(self.body)) if self.park_id else None
+
+    @property
     def payload(self) -> Any:
         """The body decoded by its content type, or ``{"base64": …, "content_type": …}``."""
         try:

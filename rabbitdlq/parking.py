@@ -14,6 +14,7 @@ from typing import Any
 
 from rabbitdlq import names
 from rabbitdlq.dead_letter import AttemptRecord, DeadLetter, harmless, iso, jsonable, read_original
+from rabbitdlq.deaths import parse_deaths
 from rabbitdlq.failure import Failure
 from rabbitdlq.message import Message, derived_id
 from rabbitdlq.wire import Headers, Properties, printable, shorten
@@ -50,8 +51,17 @@ def new_park_id(message: Message) -> str:
     if not message.properties.message_id or message.properties.table.get(names.ID_DERIVED) is True:
         return uuid.uuid4().hex[:24]
     digest = hashlib.sha256()
-    for part in (message.queue, message.id, str(message.lap), str(message.attempt)):
+    deaths = parse_deaths(message.properties.table.get("x-death"))
+    for part in (
+        message.queue,
+        message.id,
+        str(message.lap),
+        str(message.attempt),
+        # a producer may use one id twice: what the message went through tells the two apart
+        "".join(f"{death.queue} {death.reason} {death.count} {death.time}\n" for death in deaths),
+    ):
         digest.update(part.encode("utf-8", "surrogateescape") + b"\0")
+    digest.update(message.properties.but(headers=None).encode())
     digest.update(message.body)
     return digest.hexdigest()[:24]
 

@@ -1,0 +1,211 @@
+"""Looking into a dead-letter queue without harm: exclusive, in order, and everything goes back where it was.
+
+Letters are held unacknowledged while they are looked at. A classic queue puts a returned message back into its old
+place. A quorum queue puts it behind those returned before, which after an earlier look are all of them: seven taken and
+returned stand behind the rest (seen on 3.10, 4.0 and 4.3, with and without a delivery limit). So a quorum queue is
+always taken to its end, and returned as a whole: consumers are cancelled first, because returned messages go to any
+consumer still there, then the channels are closed in the order in which they were filled.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Self
+
+import aiormq.abc
+import aiormq.exceptions
+from pamqp import commands
+
+from rabbitdlq.broker import Channel, Connection, close_channel, count_messages, original_properties, translated
+from rabbitdlq.broker.connection import CONNECT_TIMEOUT
+from rabbitdlq.dead_letter import DeadLetter
+from rabbitdlq.errors import BrokerError, BrokerUnavailable, DeadLettersInUse
+from rabbitdlq.topology import Topology
+from rabbitdlq.wire import Properties, WireError
+
+__all__ = ["Browser", "Held"]
+
+#: bodies that one channel may hold; the broker limits by count only, so the count follows the size seen
+CHUNK_BYTES = 64 * 1024 * 1024
+FIRST_CHUNK, GROWTH, LARGEST_CHUNK = 4, 8, 20_000
+QUIET_SECONDS = 2.0
+STALLED_SECONDS = 60.0
+
+
+@dataclass(slots=True)
+class Held:
+    """A dead letter and the unacknowledged delivery it came in."""
+
+    letter: DeadLetter
+    _channel: Channel
+    _tag: int
+
+    async def remove(self) -> None:
+        """Take it out of the queue for good; raises :class:`BrokerError` where that may not have arrived."""
+        with translated(f"removing dead letter {self.letter.id!r} from the queue"):
+            await self._channel.basic_ack(self._tag)
+
+
+class Browser:
+    """Holds the lock of one dead-letter queue, and what was read of it. Used as an async context manager.
+
+    Entering raises :class:`DeadLettersInUse` where another operator is at it, and :class:`EntityNotFound` where there
+    is no dead-letter queue.
+    """
+
+    def __init__(self, connection: Connection, topology: Topology, who: str) -> None:
+        self._connection = connection
+        self._topology = topology
+        self._who = who
+        self._control: Channel | None = None
+        self._filled: list[Channel] = []
+        self._consuming: list[tuple[Channel, str]] = []
+        self._chunk = FIRST_CHUNK
+        self._taken = 0
+        self._ended_early = False
+        #: dead letters that were ready when the browser was entered
+        self.count = 0
+
+    async def __aenter__(self) -> Self:
+        self._control = await self._connection.channel()
+        try:
+            # only whoever holds the lock gets a count that nobody takes from
+            await count_messages(self._control, self._topology.dlq)
+            await self._lock(self._control)
+            self.count = await count_messages(self._control, self._topology.dlq)
+        except BaseException:
+            await close_channel(self._control)
+            raise
+        return self
+
+    async def _lock(self, channel: Channel) -> None:
+        lock = self._topology.lock_queue
+        try:
+            with translated(f"locking {self._topology.dlq!r}"):
+                async with asyncio.timeout(CONNECT_TIMEOUT.total_seconds()):
+                    await channel.queue_declare(
+                        lock,
+                        exclusive=True,
+                        arguments={"holder": self._who, "since": datetime.now(UTC).isoformat(timespec="seconds")},
+                    )
+        except BrokerError as error:
+            if isinstance(error.__cause__, aiormq.exceptions.ChannelLockedResource):
+                raise DeadLettersInUse(
+                    f"{self._topology.dlq!r} is in use: another operator is looking at, replaying or dropping its "
+                    f"messages (who and since when: arguments of queue {lock!r} in the management UI); try again later"
+                ) from error
+            raise
+
+    async def read(self, limit: int | None = None) -> AsyncGenerator[Held, None]:
+        """The letters that were there at entering, oldest first, at most ``limit``.
+
+        Memory is bounded: what the caller does not keep is gone. Ends early where somebody else took letters away.
+        """
+        async with contextlib.aclosing(self._take(limit)) as deliveries:
+            async for channel, delivered in deliveries:
+                yield self._held(channel, delivered)
+
+    async def _take(self, limit: int | None) -> AsyncGenerator[tuple[Channel, aiormq.abc.DeliveredMessage], None]:
+        left = self.count - self._taken if limit is None else min(limit, self.count - self._taken)
+        while left > 0 and not self._ended_early:
+            size = min(self._chunk, left)
+            seen, total = 0, 0
+            async with contextlib.aclosing(self._fill(size)) as filling:
+                async for channel, delivered in filling:
+                    seen, total, left = seen + 1, total + len(delivered.body), left - 1
+                    yield channel, delivered
+            if seen < size:
+                self._ended_early = True
+            else:
+                self._chunk = max(1, min(self._chunk * GROWTH, LARGEST_CHUNK, CHUNK_BYTES // (total // seen + 1)))
+
+    async def _fill(self, size: int) -> AsyncGenerator[tuple[Channel, aiormq.abc.DeliveredMessage], None]:
+        """Up to ``size`` letters on a channel of their own, which is cancelled once it has them."""
+        channel = await self._connection.channel()
+        self._filled.append(channel)
+        arrived: asyncio.Queue[aiormq.abc.DeliveredMessage | None] = asyncio.Queue()
+
+        async def take(delivered: aiormq.abc.DeliveredMessage) -> None:
+            arrived.put_nowait(delivered)
+
+        channel.closing.add_done_callback(lambda _: arrived.put_nowait(None))
+        self._taken += size  # the broker sends them whether or not the caller goes on
+        with translated(f"reading {self._topology.dlq!r}"):
+            async with asyncio.timeout(CONNECT_TIMEOUT.total_seconds()):
+                await channel.basic_qos(prefetch_count=size)
+                consumed = await channel.basic_consume(self._topology.dlq, take)
+        consumer = (channel, str(consumed.consumer_tag))
+        self._consuming.append(consumer)
+        for place in range(size):
+            delivered = await self._next(arrived)
+            if delivered is None:
+                break
+            if place == size - 1:
+                # acknowledging one would make room for another, out of order
+                await self._cancel(consumer)
+            yield channel, delivered
+
+    async def _next(
+        self, arrived: "asyncio.Queue[aiormq.abc.DeliveredMessage | None]"
+    ) -> aiormq.abc.DeliveredMessage | None:
+        """The next one; None where there is none left, raises :class:`BrokerUnavailable` where the line is gone."""
+        waited = 0.0
+        while waited < STALLED_SECONDS:
+            try:
+                async with asyncio.timeout(QUIET_SECONDS):
+                    delivered = await arrived.get()
+            except TimeoutError:
+                waited += QUIET_SECONDS
+                if self._control is not None and not await count_messages(self._control, self._topology.dlq):
+                    return None
+                continue
+            if delivered is None:
+                raise BrokerUnavailable(f"reading {self._topology.dlq!r}: the connection or the queue was lost")
+            return delivered
+        raise BrokerUnavailable(f"reading {self._topology.dlq!r}: nothing came for {STALLED_SECONDS:g} s")
+
+    def _held(self, channel: Channel, delivered: aiormq.abc.DeliveredMessage) -> Held:
+        frame = delivered.delivery
+        assert isinstance(frame, commands.Basic.Deliver)
+        assert frame.delivery_tag is not None
+        try:
+            wire = original_properties(delivered.header.properties.headers)
+        except WireError:
+            wire = Properties()  # shown as far as it can be; it is never published again, see replay
+        return Held(DeadLetter.parse(self._topology.name, delivered.body, wire), channel, frame.delivery_tag)
+
+    async def _cancel(self, consumer: tuple[Channel, str]) -> None:
+        if consumer in self._consuming:
+            self._consuming.remove(consumer)
+            channel, tag = consumer
+            with contextlib.suppress(BrokerError), translated("cancelling a consumer"):
+                async with asyncio.timeout(CONNECT_TIMEOUT.total_seconds()):
+                    await channel.basic_cancel(tag)
+
+    async def purge(self) -> int:
+        """Delete every letter that is ready; gives their number."""
+        assert self._control is not None
+        with translated(f"purging {self._topology.dlq!r}"):
+            async with asyncio.timeout(CONNECT_TIMEOUT.total_seconds() * 6):
+                return (await self._control.queue_purge(self._topology.dlq)).message_count or 0
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if (self._topology.dlq_type or self._topology.queue_type) == "quorum" and self._filled:
+            with contextlib.suppress(BrokerError):  # the line is gone: the broker returns everything by itself
+                async with contextlib.aclosing(self._take(None)) as rest:
+                    async for _ in rest:
+                        pass
+        for consumer in list(self._consuming):
+            await self._cancel(consumer)
+        for channel in self._filled:
+            await close_channel(channel)
+        if self._control is not None:
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(CONNECT_TIMEOUT.total_seconds()):
+                    await self._control.queue_delete(self._topology.lock_queue)
+            await close_channel(self._control)
