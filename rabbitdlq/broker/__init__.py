@@ -1,7 +1,15 @@
 """Everything that talks AMQP: connections, confirmed publishes, declarations; the only place that knows aio-pika."""
 
 from rabbitdlq.broker.connection import DEFAULT_URL, Channel, Connection, close_channel, parse_version
-from rabbitdlq.broker.declare import Finding, Report, apply_topology, check_topology, count_messages, ensure_topology
+from rabbitdlq.broker.declare import (
+    Finding,
+    Report,
+    apply_topology,
+    check_topology,
+    count_messages,
+    delete_topology,
+    ensure_topology,
+)
 from rabbitdlq.broker.link import PublishLink
 from rabbitdlq.broker.publisher import Outgoing, Publisher, new_id
 from rabbitdlq.broker.reader import original_properties
@@ -20,6 +28,7 @@ __all__ = [
     "check_topology",
     "close_channel",
     "count_messages",
+    "delete_topology",
     "ensure_topology",
     "new_id",
     "original_properties",

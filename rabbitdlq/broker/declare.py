@@ -11,7 +11,15 @@ from rabbitdlq.durations import MAX_RUNGS
 from rabbitdlq.errors import AccessDenied, EntityNotFound, TopologyMismatch
 from rabbitdlq.topology import BindingEntity, Entities, ExchangeEntity, QueueEntity, Topology
 
-__all__ = ["Finding", "Report", "apply_topology", "check_topology", "count_messages", "ensure_topology"]
+__all__ = [
+    "Finding",
+    "Report",
+    "apply_topology",
+    "check_topology",
+    "count_messages",
+    "delete_topology",
+    "ensure_topology",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +137,22 @@ async def ensure_topology(connection: Connection, topology: Topology) -> Report:
         if report.differing:
             raise TopologyMismatch(_mismatch(topology, report.differing)) from denied
         return report
+
+
+async def delete_topology(connection: Connection, topology: Topology) -> None:
+    """Delete the queues and exchanges of a topology with everything in them; those of the application stay."""
+    entities = topology.entities(connection.version)
+    channel = await connection.channel()
+    try:
+        with translated(f"deleting the topology of {topology.name!r}"):
+            async with asyncio.timeout(CONNECT_TIMEOUT.total_seconds() * 6):
+                for queue in entities.queues:
+                    await channel.queue_delete(queue.name)
+                for exchange in entities.exchanges:
+                    if not exchange.theirs:
+                        await channel.exchange_delete(exchange.name)
+    finally:
+        await close_channel(channel)
 
 
 async def count_messages(channel: Channel, queue: str) -> int:

@@ -9,6 +9,7 @@ consumer still there, then the channels are closed in the order in which they we
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -123,30 +124,32 @@ class Browser:
                 self._chunk = max(1, min(self._chunk * GROWTH, LARGEST_CHUNK, CHUNK_BYTES // (total // seen + 1)))
 
     async def _fill(self, size: int) -> AsyncGenerator[tuple[Channel, aiormq.abc.DeliveredMessage], None]:
-        """Up to ``size`` letters on a channel of their own, which is cancelled once it has them."""
+        """Up to ``size`` letters on a channel of their own.
+
+        None is handed out before all of them are here and the consumer is cancelled: acknowledging one would make
+        room for another, which nobody had counted.
+        """
         channel = await self._connection.channel()
         self._filled.append(channel)
         arrived: asyncio.Queue[aiormq.abc.DeliveredMessage | None] = asyncio.Queue()
 
         async def take(delivered: aiormq.abc.DeliveredMessage) -> None:
+            self._taken += 1
             arrived.put_nowait(delivered)
 
         channel.closing.add_done_callback(lambda _: arrived.put_nowait(None))
-        self._taken += size  # the broker sends them whether or not the caller goes on
+        consumer = (channel, f"browse-{len(self._filled)}")
+        self._consuming.append(consumer)
         with translated(f"reading {self._topology.dlq!r}"):
             async with asyncio.timeout(CONNECT_TIMEOUT.total_seconds()):
                 await channel.basic_qos(prefetch_count=size)
-                consumed = await channel.basic_consume(self._topology.dlq, take)
-        consumer = (channel, str(consumed.consumer_tag))
-        self._consuming.append(consumer)
-        for place in range(size):
-            delivered = await self._next(arrived)
-            if delivered is None:
-                break
-            if place == size - 1:
-                # acknowledging one would make room for another, out of order
-                await self._cancel(consumer)
-            yield channel, delivered
+                await channel.basic_consume(self._topology.dlq, take, consumer_tag=consumer[1])
+        filling: deque[aiormq.abc.DeliveredMessage] = deque()
+        while len(filling) < size and (delivered := await self._next(arrived)) is not None:
+            filling.append(delivered)
+        await self._cancel(consumer)
+        while filling:
+            yield channel, filling.popleft()
 
     async def _next(
         self, arrived: "asyncio.Queue[aiormq.abc.DeliveredMessage | None]"
@@ -195,13 +198,14 @@ class Browser:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # first of all: a consumer still there would share what follows with the next one, and mix up the order
+        for consumer in list(self._consuming):
+            await self._cancel(consumer)
         if (self._topology.dlq_type or self._topology.queue_type) == "quorum" and self._filled:
             with contextlib.suppress(BrokerError):  # the line is gone: the broker returns everything by itself
                 async with contextlib.aclosing(self._take(None)) as rest:
                     async for _ in rest:
                         pass
-        for consumer in list(self._consuming):
-            await self._cancel(consumer)
         for channel in self._filled:
             await close_channel(channel)
         if self._control is not None:

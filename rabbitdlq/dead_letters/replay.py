@@ -37,6 +37,15 @@ class ReplayReport:
     #: stopped before the end; what was not looked at is untouched
     interrupted: bool = False
 
+    def add(self, other: "ReplayReport") -> None:
+        """Take in what another replay did."""
+        self.replayed += other.replayed
+        self.duplicates += other.duplicates
+        self.stayed += other.stayed
+        self.errors += other.errors
+        self.ids += other.ids
+        self.interrupted = self.interrupted or other.interrupted
+
 
 class Replayer:
     """Replays letters with a window of publishes in flight."""

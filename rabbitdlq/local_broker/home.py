@@ -76,7 +76,9 @@ class NodeHome:
             if descriptor is not None:
                 os.close(descriptor)
             if time.monotonic() > deadline:
-                raise LocalBrokerError(f"another process has been starting or stopping the node in {self.path} for long")
+                raise LocalBrokerError(
+                    f"another process has been starting or stopping the node in {self.path} for long"
+                )
             time.sleep(0.05)
         else:
             yield False
@@ -94,7 +96,7 @@ class NodeHome:
             inside = os.listdir(self.path)
             if inside and _LOCK not in inside:
                 raise LocalBrokerError(
-                    f"{self.path} holds files that are not ours; choose another RABBITDLQ_BROKER_HOME, empty or not there"
+                    f"{self.path} holds files that are not ours: let RABBITDLQ_BROKER_HOME name a new directory"
                 )
             return os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o600)
         except FileNotFoundError:
@@ -155,8 +157,12 @@ class NodeHome:
                 self.path.parent.rmdir()
 
     def log_tail(self, lines: int = 25) -> str:
-        """Return the last lines of the node's log, indented."""
+        """Return the last lines of the node's log that tell something, indented."""
         if not self.log.exists():
             return "    (no log was written)"
-        text = self.log.read_text(errors="replace").splitlines()
-        return "\n".join(f"    {line}" for line in text[-lines:] if line.strip())
+        text = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        verdicts = [number for number, line in enumerate(text) if "BOOT FAILED" in line]
+        if verdicts:
+            # what follows RabbitMQ's own words are pages of Erlang's crash reports
+            text = text[: verdicts[-1] + 5]
+        return "\n".join(f"    {line}" for line in text[-lines:])

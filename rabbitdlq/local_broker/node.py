@@ -4,7 +4,6 @@ import base64
 import http.client
 import json
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,12 +38,14 @@ class BrokerAddress:
     source: str
 
     @classmethod
-    def on_loopback(cls, source: str, *, amqp: int, management: int, prometheus: int) -> "BrokerAddress":
-        """Build the address of a broker with the default account behind ports of this machine."""
+    def behind_ports(
+        cls, source: str, *, amqp: int, management: int, prometheus: int, host: str = LOOPBACK
+    ) -> "BrokerAddress":
+        """Build the address of a broker with the default account."""
         return cls(
-            url=f"amqp://guest:guest@{LOOPBACK}:{amqp}/",
-            management_url=f"http://guest:guest@{LOOPBACK}:{management}",
-            prometheus_url=f"http://{LOOPBACK}:{prometheus}/metrics",
+            url=f"amqp://guest:guest@{host}:{amqp}/",
+            management_url=f"http://guest:guest@{host}:{management}",
+            prometheus_url=f"http://{host}:{prometheus}/metrics",
             source=source,
         )
 
@@ -116,6 +117,7 @@ class LocalBroker:
         with self._home.locked(create=False, patience=_START_DEADLINE) as there:
             if there and (state := self._home.read()):
                 self._end(state)
+                self._home.write(replace(state, broker=None, epmd=None))
 
     def restart(self) -> BrokerAddress:
         """Stop the node and start it again on the same ports with its data."""
@@ -125,9 +127,9 @@ class LocalBroker:
     def kill(self) -> None:
         """End the node with SIGKILL, as a power cut would; `up` starts it again with what it had written."""
         state = self._home.read()
-        if state is None or state.broker is None or not state.broker.signal(signal.SIGKILL):
+        if state is None or state.broker is None or not state.broker.alive():
             raise LocalBrokerError(f"no node runs in {self._home.path}")
-        wait_until(lambda: not state.broker.alive(), _STOP_GRACE)
+        state.broker.end(grace=0)
 
     def address(self) -> BrokerAddress:
         """Return where the running node is found; raises `LocalBrokerError` if it is not up."""
@@ -160,7 +162,8 @@ class LocalBroker:
         # a node that somebody wanted to keep is not removed under them because a demo ran on it
         state = replace(state, keep=keep or state.keep)
         if state.broker is None or not state.broker.alive():
-            self._say("the private RabbitMQ node is not running any more; starting it again with its data")
+            if state.broker:
+                self._say("the private RabbitMQ node ended without being asked to; its data is still there")
             self._end(state)
             # the system closes the sockets of a killed process a moment after the process is gone
             ports = state.ports if wait_until(state.ports.free, 5) else Ports.choose()
@@ -181,8 +184,8 @@ class LocalBroker:
             state = self._launch(state, server)
             self._await_ready(state)
         except BaseException:
-            # also on an interrupt: a half-started node would be nobody's
-            self._end(self._home.read() or state)
+            # also on an interrupt: a half-started node would be nobody's; asked to stop, it would finish starting first
+            self._end(self._home.read() or state, grace=0)
             if fresh:
                 self._home.remove()
             raise
@@ -228,7 +231,7 @@ class LocalBroker:
 
 def _address(state: NodeState) -> BrokerAddress:
     ports = state.ports
-    return BrokerAddress.on_loopback(
+    return BrokerAddress.behind_ports(
         "local", amqp=ports.amqp, management=ports.management, prometheus=ports.prometheus
     )
 

@@ -89,6 +89,8 @@ def environment(home: NodeHome, state: NodeState) -> dict[str, str]:
         "LANG": "C.UTF-8",
         "ERL_EPMD_PORT": str(state.ports.epmd),
         "ERL_EPMD_ADDRESS": LOOPBACK,
+        # no crash dumps: they are large, and what failed is in the log
+        "ERL_CRASH_DUMP_SECONDS": "0",
         "RABBITMQ_NODENAME": state.node,
         "RABBITMQ_DIST_PORT": str(state.ports.distribution),
         "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",

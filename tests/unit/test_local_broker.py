@@ -501,9 +501,22 @@ class TestInstall:
         assert calls[0].endswith(" update")
         assert calls[2].endswith(" install -y --no-install-recommends rabbitmq-server")
         assert calls[1] == calls[3] == "policy 101"
-        assert calls[4:] == ["systemctl disable rabbitmq-server"]
+        assert calls[4].startswith("systemctl disable rabbitmq-server.service")
         assert "installing" in said[0]
         assert not install._POLICY.exists()
+
+    @pytest.mark.parametrize(
+        ("erlang_before", "units"),
+        [(True, "rabbitmq-server.service"), (False, "rabbitmq-server.service epmd.service epmd.socket")],
+    )
+    def test_what_erlang_would_start_at_boot_is_left_to_who_had_it_before(
+        self, apt: Path, monkeypatch: pytest.MonkeyPatch, erlang_before: bool, units: str
+    ) -> None:
+        monkeypatch.setenv("PATH", str(apt))
+        if erlang_before:
+            _script(apt / "epmd", "")
+        install.install_server(lambda _: None)
+        assert (apt / "calls").read_text().splitlines()[-1] == f"systemctl disable {units}"
 
     def test_a_policy_of_the_machines_own_is_left_alone(self, apt: Path) -> None:
         _script(install._POLICY, "exit 104")

@@ -1,0 +1,61 @@
+# Each target stands alone: what it needs (.venv, dependencies, a broker) it gets first, and only if it is missing.
+
+# the first Python that is new enough; looked for only when .venv has to be made
+PYTHON = $(firstword $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v "$$p"; done; true))
+BIN := .venv/bin
+INSTALLED := .venv/installed
+# for pytest, as in: make test ARGS="-k journal"
+ARGS :=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check lint broker definitions clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
+
+demo: $(INSTALLED) ## show it all in a minute: retries, dead letters, replay
+	@$(BIN)/rabbitdlq broker run -- $(BIN)/rabbitdlq demo
+
+test: $(INSTALLED) ## run all tests, with a broker of their own if none is given
+	@$(BIN)/pytest $(ARGS)
+
+check: lint test ## check format, lint and types, then run all tests
+
+lint: $(INSTALLED)
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+
+broker: $(INSTALLED) ## start a private RabbitMQ node and print its URLs (ends with: .venv/bin/rabbitdlq broker down)
+	@$(BIN)/rabbitdlq broker up
+
+# The accounts in definitions/ are for the demo on loopback, so their passwords are no secrets.
+definitions: $(INSTALLED) ## write definitions/ anew from rabbitdlq/demo/orders.toml
+	@for file in orders:4.x orders-3.x:3.x; do \
+		RABBITDLQ_PRODUCER_PASSWORD=producer RABBITDLQ_CONSUMER_PASSWORD=consumer RABBITDLQ_OPERATOR_PASSWORD=operator \
+		$(BIN)/rabbitdlq --topology rabbitdlq/demo/orders.toml topology definitions --users \
+			--broker $${file#*:} >definitions/$${file%:*}.json.part && \
+		mv definitions/$${file%:*}.json.part definitions/$${file%:*}.json || exit 1; \
+	done
+
+clean: ## take the private node down, remove .venv and caches
+	@if [ -x $(BIN)/rabbitdlq ]; then $(BIN)/rabbitdlq broker down; fi
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	find rabbitdlq tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Only again when pyproject.toml changed. A .venv that is broken, or was moved here from elsewhere, is made anew.
+$(INSTALLED): pyproject.toml
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(MAKE) --no-print-directory .venv/pyvenv.cfg
+	@echo "installing rabbitdlq and its dependencies into .venv" >&2
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+.PHONY: .venv/pyvenv.cfg
+.venv/pyvenv.cfg:
+	@rm -rf .venv
+	@python="$(PYTHON)"; [ -n "$$python" ] || { \
+		echo "Python 3.11 or later is needed, as python3 on the PATH." >&2; exit 1; }; \
+	"$$python" -m venv .venv || { \
+		rm -rf .venv; \
+		echo "$$python makes no virtual environments; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }

@@ -1,0 +1,5 @@
+"""``python -m rabbitdlq``."""
+
+from rabbitdlq.cli import main
+
+main()

@@ -1,0 +1,105 @@
+"""``rabbitdlq consume``: run a handler on a work queue."""
+
+import asyncio
+import importlib
+import os
+import signal
+import sys
+from datetime import timedelta
+from typing import Annotated
+
+import typer
+
+from rabbitdlq.cli.options import options_of, run, say
+from rabbitdlq.consumer import Consumer, ConsumerSummary, Handler
+from rabbitdlq.durations import parse_duration
+from rabbitdlq.errors import ConfigurationError
+from rabbitdlq.logs import configure_logs
+
+__all__ = ["consume", "load_handler"]
+
+
+def consume(
+    context: typer.Context,
+    queue: Annotated[str, typer.Argument(help="The work queue, one of the topology file.")],
+    handler: Annotated[
+        str, typer.Option(metavar="MODULE:FUNCTION", help="What to call with each message, found from here.")
+    ],
+    concurrency: Annotated[int, typer.Option(min=1, help="Handlers at a time.")] = 10,
+    prefetch: Annotated[
+        int | None, typer.Option(min=1, help="Unacknowledged messages; twice the concurrency unless given.")
+    ] = None,
+    drain: Annotated[bool, typer.Option("--drain", help="End when work queue and ladder are empty.")] = False,
+    grace: Annotated[str, typer.Option(help="How long handlers may go on after SIGTERM or Ctrl-C.")] = "30s",
+    log_format: Annotated[
+        str, typer.Option(envvar="RABBITDLQ_LOG_FORMAT", help="console, json, or auto: console on a terminal.")
+    ] = "auto",
+    log_level: Annotated[str, typer.Option(envvar="RABBITDLQ_LOG_LEVEL", help="debug, info, warning, error.")] = "info",
+) -> None:
+    """Consume a work queue: failures are retried on the ladder, and parked when the attempts are used up.
+
+    SIGTERM or Ctrl-C: no more messages are taken, handlers get the grace time, the rest goes back untouched, and the
+    exit code is 0. A second signal ends the grace time.
+    """
+    configure_logs(log_format, log_level)
+    options = options_of(context)
+    consumer = Consumer(
+        options.topology(queue),
+        load_handler(handler),
+        url=options.url,
+        concurrency=concurrency,
+        prefetch=prefetch,
+        drain=drain,
+        grace=_duration("--grace", grace),
+    )
+    summary = run(_until_signal(consumer))
+    say(_told(summary))
+
+
+def _told(summary: ConsumerSummary) -> str:
+    words = [f"{summary.succeeded:,} succeeded", f"{summary.retried:,} retried", f"{summary.parked:,} parked"]
+    if summary.released:
+        words.append(f"{summary.released:,} given back")
+    if summary.too_late:
+        words.append(f"{summary.too_late:,} settled too late")
+    return ", ".join(words)
+
+
+async def _until_signal(consumer: Consumer) -> ConsumerSummary:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, consumer.stop)
+    return await consumer.run()
+
+
+def _duration(option: str, text: str) -> timedelta:
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise ConfigurationError(f"{option}: {error}") from error
+
+
+def load_handler(path: str) -> Handler:
+    """The function that ``module:function`` names, found from the current directory.
+
+    Raises :class:`ConfigurationError` saying what is wrong: the form, the import, the name, or that it cannot be
+    called.
+    """
+    module_name, colon, name = path.partition(":")
+    if not colon or not module_name or not name:
+        raise ConfigurationError(f"--handler: {path!r} is not MODULE:FUNCTION, like shop.orders:handle")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: object = importlib.import_module(module_name)
+    except Exception as error:
+        raise ConfigurationError(
+            f"--handler: module {module_name!r} cannot be imported from {os.getcwd()}: {type(error).__name__}: {error}"
+        ) from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise ConfigurationError(f"--handler: module {module_name!r} has no {name!r}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise ConfigurationError(f"--handler: {path!r} cannot be called")
+    return found

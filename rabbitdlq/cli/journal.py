@@ -1,0 +1,86 @@
+"""``rabbitdlq journal``: what failed, recovered, was parked, and what operators did."""
+
+import asyncio
+import contextlib
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+from rabbitdlq import names
+from rabbitdlq.broker import Connection, PublishLink
+from rabbitdlq.cli.options import Options, json_line, options_of, run, stop_on_signals
+from rabbitdlq.durations import parse_duration
+from rabbitdlq.errors import ConfigurationError
+from rabbitdlq.journal import JournalEvent, JournalWriter, read_journal
+
+__all__ = ["journal"]
+
+
+def journal(
+    context: typer.Context,
+    queue: Annotated[str, typer.Argument(help="The work queue, one of the topology file.")],
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written from now on.")] = False,
+    since: Annotated[str | None, typer.Option(help="Only the last while, like 2h; all there is unless given.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON Lines.")] = False,
+) -> None:
+    """Show the journal of a work queue, oldest event first."""
+    try:
+        start = None if since is None else datetime.now(UTC) - parse_duration(since)
+    except ValueError as error:
+        raise ConfigurationError(f"--since: {error}") from error
+    run(_show(options_of(context), queue, start, follow, as_json))
+
+
+async def _show(options: Options, queue: str, since: datetime | None, follow: bool, as_json: bool) -> None:
+    topology = options.topology(queue)
+    link = PublishLink(options.url, f"rabbitdlq journal {queue}")
+    writer = JournalWriter(topology, link)
+    stop = asyncio.Event()
+    try:
+        async with await Connection.open(options.url, f"rabbitdlq journal {queue}") as connection:
+            with stop_on_signals(stop):
+                reading = asyncio.create_task(_print(connection, options, queue, writer, since, follow, as_json))
+                stopping = asyncio.create_task(stop.wait())
+                await asyncio.wait([reading, stopping], return_when=asyncio.FIRST_COMPLETED)
+                stopping.cancel()
+                if not reading.done():
+                    reading.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await reading
+    finally:
+        await link.close()
+
+
+async def _print(
+    connection: Connection,
+    options: Options,
+    queue: str,
+    writer: JournalWriter,
+    since: datetime | None,
+    follow: bool,
+    as_json: bool,
+) -> None:
+    events = read_journal(connection, options.topology(queue), writer, since=since, follow=follow)
+    async for event in events:
+        if as_json:
+            json_line(event.as_json())
+        else:
+            print(_line(event), flush=True)
+
+
+def _line(event: JournalEvent) -> str:
+    words = [event.at.astimezone().strftime("%Y-%m-%d %H:%M:%S"), f"{event.event:<9}"]
+    if event.who is not None:
+        ids = ", ".join(event.ids[:5]) + (", …" if len(event.ids) > 5 else "")
+        words.append(f"{event.count} by {event.who} as {event.amqp_user}{f': {ids}' if ids else ''}")
+        return "  ".join(words)
+    words.append(f"{event.message_id}  attempt {event.attempt}/{event.max_attempts}")
+    if (event.lap or 1) > 1:
+        words.append(f"lap {event.lap}")
+    if event.event == names.PARKED:
+        words.append(f"{event.reason}")
+    if event.error_type:
+        text = (event.error_message or "").splitlines()
+        words.append(f"{event.error_type}{f': {text[0]}' if text else ''}")
+    return "  ".join(words)

@@ -1,0 +1,102 @@
+"""What every command is given: broker, topology file; and how commands run, show and stop."""
+
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+from collections.abc import Coroutine, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import typer
+from rich.console import Console, RenderableType
+
+from rabbitdlq.settings import load_topologies, pick_topology
+from rabbitdlq.topology import Topology
+
+__all__ = ["Options", "err", "json_line", "options_of", "run", "say", "show", "stop_on_signals"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options in front of the command."""
+
+    url: str
+    management_url: str | None
+    topology_file: Path
+
+    def topologies(self, queues: Iterable[str] | None = None) -> list[Topology]:
+        """The topologies of these queues, all of the file without any. Raises :class:`ConfigurationError`."""
+        known = load_topologies(self.topology_file)
+        return [pick_topology(known, queue, str(self.topology_file)) for queue in queues or known]
+
+    def topology(self, queue: str) -> Topology:
+        """The topology of one queue. Raises :class:`ConfigurationError`."""
+        return self.topologies([queue])[0]
+
+
+def options_of(context: typer.Context) -> Options:
+    """The options in front of the command."""
+    found = context.find_object(Options)
+    assert found is not None, "the app's callback sets it"
+    return found
+
+
+def _console(stderr: bool) -> Console:
+    stream = sys.stderr if stderr else sys.stdout
+    # a pipe has no width: let lines be as long as they are there
+    return Console(stderr=stderr, width=None if stream.isatty() else 200, highlight=False, markup=False)
+
+
+def show(renderable: RenderableType) -> None:
+    """Data for people, to stdout; into a pipe without the blanks that fill a table's last column."""
+    console = _console(stderr=False)
+    if console.is_terminal:
+        console.print(renderable)
+        return
+    with console.capture() as captured:
+        console.print(renderable)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()), flush=True)
+
+
+def err() -> Console:
+    """For words and progress."""
+    return _console(stderr=True)
+
+
+def say(line: str) -> None:
+    """A line of words, to stderr."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def json_line(value: Any) -> None:
+    """One JSON document on one line of stdout."""
+    print(json.dumps(value, ensure_ascii=False), flush=True)
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run a command's coroutine."""
+    return asyncio.run(work)
+
+
+@contextlib.contextmanager
+def stop_on_signals(stop: asyncio.Event) -> Iterator[None]:
+    """While inside, SIGINT and SIGTERM set ``stop`` instead of ending the process; a second one ends it as usual."""
+    loop = asyncio.get_running_loop()
+
+    def asked(number: int) -> None:
+        stop.set()
+        loop.remove_signal_handler(number)
+
+    signals = (signal.SIGINT, signal.SIGTERM)
+    for number in signals:
+        loop.add_signal_handler(number, asked, number)
+    try:
+        yield
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)

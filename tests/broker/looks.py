@@ -1,0 +1,45 @@
+"""Looks at a broker that several test files share."""
+
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+from rabbitdlq import DeadLetter, Producer, Topology
+from tests.broker.kit import Bench, until
+
+__all__ = ["all_empty", "is_told", "publish_many", "rests"]
+
+
+async def publish_many(bench: Bench, topology: Topology, payloads: Iterable[Any]) -> None:
+    """Publish with many in flight; every one is confirmed."""
+
+    async def stream() -> AsyncIterator[Any]:
+        for payload in payloads:
+            yield payload
+
+    async with Producer(bench.url) as producer:
+        async for report in producer.send_all(topology.name, stream()):
+            assert report.error is None
+
+
+async def rests(bench: Bench, queue: str, count: int) -> None:
+    """Wait until exactly so many messages are ready in the queue."""
+
+    async def reached() -> bool:
+        found = await bench.raw.count(queue)
+        assert found <= count, f"{queue}: {found} messages, only {count} expected"
+        return found == count
+
+    await until(reached, f"{count} messages in {queue}")
+
+
+async def all_empty(bench: Bench, topology: Topology) -> bool:
+    """Whether nothing is ready in the work queue and on the ladder."""
+    queues = [topology.name, *(rung.queue for rung in topology.rungs)]
+    return not any([await bench.raw.count(queue) for queue in queues])
+
+
+def is_told(letter: DeadLetter, attempts: int) -> None:
+    """The letter's history names each of so many attempts once, in order, and says that it is whole."""
+    assert letter.attempts == attempts
+    assert [record.attempt for record in letter.history] == list(range(1, attempts + 1))
+    assert letter.history_partial is False
