@@ -32,7 +32,7 @@ class Failure:
         if isinstance(error, str):
             return cls("Error", shorten(error, MESSAGE_BYTES), None, fingerprint("Error", error))
         name = type(error).__qualname__
-        if type(error).__module__ not in {"builtins", "__main__"}:
+        if type(error).__module__ not in {"builtins", "__main__", "rabbitdlq.errors"}:
             name = f"{type(error).__module__}.{name}"
         try:
             message = str(error)

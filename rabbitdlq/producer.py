@@ -9,8 +9,9 @@ from typing import Any, Self
 
 from pydantic_core import PydanticSerializationError, to_json
 
-from rabbitdlq.broker import Outgoing, PublishLink, new_id
+from rabbitdlq.broker import Outgoing, PublishLink, ensure_topology, new_id
 from rabbitdlq.errors import ConfigurationError, RabbitDLQError
+from rabbitdlq.topology import Topology
 from rabbitdlq.wire import Headers, Properties, WireError
 
 __all__ = ["Producer", "PublishReport", "encode_payload"]
@@ -138,6 +139,14 @@ class Producer:
         except RabbitDLQError as error:
             return PublishReport(place, message_id, error)
         return PublishReport(place, message_id)
+
+    async def declare(self, topology: Topology) -> None:
+        """Declare the topology where it is missing, so that there is a queue to send to.
+
+        Raises :class:`TopologyMismatch` where it exists otherwise, and :class:`EntityNotFound` where it is missing and
+        this account may not declare.
+        """
+        await ensure_topology((await self._link.publisher()).connection, topology)
 
     async def connect(self) -> None:
         """Connect now, so that a wrong URL or a broker that is down shows before the first message."""

@@ -6,6 +6,7 @@ message that only passes through keeps the bytes of every entry here; values are
 Field types are those RabbitMQ uses (https://www.rabbitmq.com/docs/amqp-0-9-1-errata#section_3).
 """
 
+import math
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
@@ -22,7 +23,10 @@ class WireError(ValueError):
 
 def printable(text: str) -> str:
     r"""The text with bytes that were not UTF-8 written as ``\xff``, safe for logs, JSON and terminals."""
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    except UnicodeEncodeError:  # half a surrogate pair, as JSON can write one: not a byte of anybody's
+        return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def shorten(text: str, limit: int, mark: str = " …[cut]") -> str:
@@ -36,27 +40,21 @@ def shorten(text: str, limit: int, mark: str = " …[cut]") -> str:
     data = text.encode("utf-8", "backslashreplace")
     if len(data) <= limit:
         return data.decode("utf-8")
-    room = max(0, limit - len(mark.encode()))
-    return (data[:room].decode("utf-8", "ignore") + mark)[: max(limit, 0)]
+    tail = mark.encode()
+    if limit < len(tail):
+        return data[: max(limit, 0)].decode("utf-8", "ignore")
+    return data[: limit - len(tail)].decode("utf-8", "ignore") + mark
 
 
-# --- single values -------------------------------------------------------------------------------------------------
-
-_FIXED: dict[bytes, struct.Struct] = {
-    b"b": struct.Struct(">b"),
-    b"B": struct.Struct(">B"),
-    b"s": struct.Struct(">h"),
-    b"u": struct.Struct(">H"),
-    b"I": struct.Struct(">i"),
-    b"i": struct.Struct(">I"),
-    b"l": struct.Struct(">q"),
-    b"L": struct.Struct(">q"),
-    b"f": struct.Struct(">f"),
-    b"d": struct.Struct(">d"),
-}
+#: AMQP's type octets of numbers, and struct's letters for them
+_NUMBERS = dict(zip("bBsuIilLfd", "bBhHiIqqfd", strict=True))
+_FIXED = {kind.encode(): struct.Struct(f">{letter}") for kind, letter in _NUMBERS.items()}
+#: bytes after the type octet
+_SIZES = {kind: shape.size for kind, shape in _FIXED.items()} | {b"T": 8, b"D": 5, b"t": 1, b"V": 0, b"\x00": 0}
 _LONG = struct.Struct(">I")
 _LONGLONG = struct.Struct(">Q")
 _SIGNED = struct.Struct(">i")
+_OCTET = struct.Struct(">B")
 #: a nested table deeper than this is not a header that anybody sets on purpose
 _MAX_DEPTH = 64
 
@@ -72,19 +70,10 @@ def _sized(data: bytes, at: int) -> tuple[bytes, int]:
 def _end_of_value(data: bytes, at: int) -> int:
     """Where the value whose type octet is at ``at`` ends."""
     kind = data[at : at + 1]
-    fixed = _FIXED.get(kind)
-    if fixed:
-        end = at + 1 + fixed.size
+    if kind in _SIZES:
+        end = at + 1 + _SIZES[kind]
     elif kind in {b"S", b"x", b"A", b"F"}:
         _, end = _sized(data, at + 1)
-    elif kind == b"T":
-        end = at + 9
-    elif kind == b"D":
-        end = at + 6
-    elif kind == b"t":
-        end = at + 2
-    elif kind in {b"V", b"\x00"}:
-        end = at + 1
     else:
         raise WireError(f"unknown field type {kind!r}")
     if end > len(data):
@@ -150,51 +139,66 @@ def _entries(table: bytes) -> Iterator[tuple[str, bytes]]:
         at = end
 
 
-def encode_value(value: Any) -> bytes:  # noqa: PLR0911 - one return a type
+def encode_value(value: Any, depth: int = 0) -> bytes:  # noqa: PLR0911, PLR0912 - one return a type
     """The type octet and the bytes of one field value.
 
-    ``str``→S, ``bool``→t, ``int``→l, ``float``→d, ``None``→V, aware ``datetime``→T, ``bytes``→x, ``Decimal``→D,
-    ``list``/``tuple``→A, mapping→F. Raises :class:`WireError` for anything else and for numbers that do not fit.
+    ``str``→S, ``bool``→t, ``int``→l, ``float``→d, ``None``→V, aware ``datetime``→T (whole seconds), ``bytes``→x,
+    ``Decimal``→D, ``list``/``tuple``→A, mapping→F. Raises :class:`WireError` for anything else and for numbers that
+    do not fit.
     """
+    if depth > _MAX_DEPTH:
+        raise WireError(f"tables nested deeper than {_MAX_DEPTH}")
     match value:
         case None:
             return b"V"
         case bool():
             return b"t\x01" if value else b"t\x00"
         case str():
-            text = value.encode("utf-8", "surrogateescape")
+            text = _utf8(value)
             return b"S" + _LONG.pack(len(text)) + text
         case int():
             if not -(2**63) <= value < 2**63:
                 raise WireError(f"{value} does not fit into 64 bits")
             return b"l" + _FIXED[b"l"].pack(value)
         case float():
+            if not math.isfinite(value):  # RabbitMQ ends the connection over it, with all that is in flight
+                raise WireError(f"a header cannot carry {value}")
             return b"d" + _FIXED[b"d"].pack(value)
         case bytes() | bytearray():
             return b"x" + _LONG.pack(len(value)) + bytes(value)
         case datetime():
+            if value.tzinfo is None or value.timestamp() < 0:
+                raise WireError(f"a header cannot carry the date {value}: it has no time zone, or is before 1970")
             return b"T" + _LONGLONG.pack(int(value.timestamp()))
         case Decimal():
             return _encode_decimal(value)
         case list() | tuple():
-            items = b"".join(encode_value(item) for item in value)
+            items = b"".join(encode_value(item, depth + 1) for item in value)
             return b"A" + _LONG.pack(len(items)) + items
         case Mapping():
-            table = _encode_table((str(name), encode_value(item)) for name, item in value.items())
+            table = _encode_table((str(name), encode_value(item, depth + 1)) for name, item in value.items())
             return b"F" + _LONG.pack(len(table)) + table
         case _:
             raise WireError(f"a header cannot carry {type(value).__name__}")
 
 
 def _encode_decimal(value: Decimal) -> bytes:
-    _, _, exponent = value.as_tuple()
-    if not isinstance(exponent, int):
+    sign, digits, exponent = value.as_tuple()
+    # looked at before it is made: 1E+999999999 would be a number of a billion digits
+    if not isinstance(exponent, int) or not -255 <= exponent <= 9 or len(digits) > 10:
         raise WireError(f"a header cannot carry the decimal {value}")
     scale = max(0, -exponent)
-    number = int(value.scaleb(scale))
-    if scale > 255 or not -(2**31) <= number < 2**31:
+    number = int(Decimal((sign, digits, exponent + scale)))
+    if not -(2**31) <= number < 2**31:
         raise WireError(f"the decimal {value} does not fit into 32 bits")
     return b"D" + bytes([scale]) + _SIGNED.pack(number)
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise WireError(f"{text[:40]!r} has half a surrogate pair in it") from error
 
 
 def _encode_table(entries: Iterable[tuple[str, bytes]]) -> bytes:
@@ -202,13 +206,10 @@ def _encode_table(entries: Iterable[tuple[str, bytes]]) -> bytes:
 
 
 def _encode_short(text: str, what: str) -> bytes:
-    data = text.encode("utf-8", "surrogateescape")
+    data = _utf8(text)
     if len(data) > 255:
         raise WireError(f"{what} is longer than 255 bytes: {printable(text)[:40]}…")
     return bytes([len(data)]) + data
-
-
-# --- the header table ----------------------------------------------------------------------------------------------
 
 
 class Headers(Mapping[str, Any]):
@@ -218,13 +219,13 @@ class Headers(Mapping[str, Any]):
     keeps both places on the wire; looking gives the first.
     """
 
-    __slots__ = ("_raw",)
+    __slots__ = ("_first", "_raw")
 
     def __init__(self, values: Mapping[str, Any] | None = None) -> None:
         """Encode ``values``; raises :class:`WireError` for a value or a name that AMQP cannot carry."""
-        self._raw: tuple[tuple[str, bytes], ...] = tuple(
-            (name, encode_value(value)) for name, value in (values or {}).items()
-        )
+        self._raw = tuple((name, encode_value(value)) for name, value in (values or {}).items())
+        self._first: dict[str, bytes] | None = None
+        self.encode()  # a name that does not fit is told here
 
     @classmethod
     def parse(cls, table: bytes) -> "Headers":
@@ -238,19 +239,26 @@ class Headers(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         """The decoded value; a broken one reads as None, because looking must not fail on foreign headers."""
-        for key, raw in self._raw:
-            if key == name:
-                try:
-                    return _decode(raw)
-                except (ValueError, struct.error, IndexError, RecursionError):
-                    return None
-        raise KeyError(name)
+        raw = self._by_name[name]
+        try:
+            return _decode(raw)
+        except (ValueError, struct.error, IndexError, RecursionError):
+            return None
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys(key for key, _ in self._raw))
+        return iter(self._by_name)
 
     def __len__(self) -> int:
-        return len({key for key, _ in self._raw})
+        return len(self._by_name)
+
+    @property
+    def _by_name(self) -> dict[str, bytes]:
+        """The first entry of each name; made at the first look, because most messages only pass through."""
+        if self._first is None:
+            self._first = {}
+            for name, raw in self._raw:
+                self._first.setdefault(name, raw)
+        return self._first
 
     def __repr__(self) -> str:
         return f"Headers({dict(self)!r})"
@@ -274,7 +282,7 @@ class Headers(Mapping[str, Any]):
     def plus(self, values: Mapping[str, Any]) -> "Headers":
         """A copy in which ``values`` replace the entries of the same names."""
         headers = self.without(lambda name: name in values)
-        headers._raw += tuple((name, encode_value(value)) for name, value in values.items())
+        headers._raw += Headers(values)._raw
         return headers
 
     def entries(self) -> Iterator[bytes]:
@@ -285,8 +293,6 @@ class Headers(Mapping[str, Any]):
         """The table's bytes, without the length in front."""
         return _encode_table(self._raw)
 
-
-# --- the properties ------------------------------------------------------------------------------------------------
 
 _NO_HEADERS = Headers()
 
@@ -357,12 +363,8 @@ def _read_short(data: bytes, at: int) -> tuple[str, int]:
     return data[at + 1 : end].decode("utf-8", "surrogateescape"), end
 
 
-def _read_octet(data: bytes, at: int) -> tuple[int, int]:
-    return data[at], at + 1
-
-
-def _read_longlong(data: bytes, at: int) -> tuple[int, int]:
-    return _LONGLONG.unpack_from(data, at)[0], at + 8
+def _reader(shape: struct.Struct) -> Callable[[bytes, int], tuple[Any, int]]:
+    return lambda data, at: (shape.unpack_from(data, at)[0], at + shape.size)
 
 
 def _read_table(data: bytes, at: int) -> tuple[Headers, int]:
@@ -372,9 +374,9 @@ def _read_table(data: bytes, at: int) -> tuple[Headers, int]:
 
 _READ: dict[str, Callable[[bytes, int], tuple[Any, int]]] = {
     "headers": _read_table,
-    "delivery_mode": _read_octet,
-    "priority": _read_octet,
-    "timestamp": _read_longlong,
+    "delivery_mode": _reader(_OCTET),
+    "priority": _reader(_OCTET),
+    "timestamp": _reader(_LONGLONG),
 }
 
 
@@ -382,8 +384,9 @@ def _encode_property(name: str, value: Any) -> bytes:
     if isinstance(value, Headers):
         table = value.encode()
         return _LONG.pack(len(table)) + table
-    if name == "timestamp":
-        return _LONGLONG.pack(value)
-    if isinstance(value, int):
-        return bytes([value])
-    return _encode_short(value, name)
+    if isinstance(value, str):
+        return _encode_short(value, name)
+    try:
+        return (_LONGLONG if name == "timestamp" else _OCTET).pack(value)
+    except struct.error as error:
+        raise WireError(f"{name}: {value!r} does not fit: {error}") from error

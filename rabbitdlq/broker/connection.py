@@ -99,7 +99,11 @@ class Connection:
     @property
     def is_open(self) -> bool:
         """Whether it is still there, as far as the client has noticed."""
-        return not self._raw.is_closed and self._raw.transport is not None
+        transport = self._raw.transport
+        # aio-pika's own flag follows only its own close(), not a line that was lost
+        if self._raw.is_closed or transport is None:
+            return False
+        return bool(cast(aiormq.connection.Connection, transport.connection).is_opened)
 
     async def channel(self, *, confirms: bool = False) -> Channel:
         """A new channel; with ``confirms`` every publish on it is confirmed."""
@@ -110,9 +114,11 @@ class Connection:
                 transport = self._raw.transport
                 if transport is None:
                     raise ConnectionError("the connection is closed")
-                return cast(
-                    Channel, await transport.connection.channel(publisher_confirms=confirms, on_return_raises=True)
-                )
+                try:
+                    channel = await transport.connection.channel(publisher_confirms=confirms, on_return_raises=True)
+                except RuntimeError as error:  # what the library says when the line went just now
+                    raise ConnectionError(str(error)) from error
+                return cast(Channel, channel)
 
     async def close(self) -> None:
         """Close it, under a deadline: a peer that does not answer is left."""

@@ -94,6 +94,8 @@ def _facts(dead: DeadLetter) -> list[tuple[str, str]]:
     derived = " (derived: the publisher set none)" if dead.id_derived else ""
     attempts = f"{dead.attempts} of {dead.max_attempts}" if dead.max_attempts else str(dead.attempts)
     error = f"{dead.error.type}: {dead.error.message}" if dead.error else "(none recorded)"
+    # where it went on its way is the broker's book-keeping; --json has it
+    moved = {name: value for name, value in dead.original.items() if not name.startswith("x-")}
     facts = [
         ("id", dead.id + derived),
         ("park id", dead.park_id or "(none: the broker parked it)"),
@@ -109,7 +111,7 @@ def _facts(dead: DeadLetter) -> list[tuple[str, str]]:
         ("parked", _time(dead.moved_to_dlq_at)),
         ("headers", _compact(dead.as_json()["headers"])),
         ("properties", _compact(dead.as_json()["properties"])),
-        ("moved out", _compact(dict(dead.original)) if dead.original else ""),
+        ("moved out", _compact(moved) if moved else ""),
         ("payload", _compact(dead.payload)),
     ]
     return [(name, value) for name, value in facts if value]

@@ -73,6 +73,10 @@ async def run_attempt(handler: Handler, message: Message) -> Result:
 
 
 def _failed(error: BaseException, started: float) -> Failed:
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+        frames = frames.tb_next  # how we called the handler tells nobody anything
+    error.__traceback__ = frames
     return Failed(Failure.of(error), isinstance(error, Permanent), datetime.now(UTC), _since(started))
 
 

@@ -17,7 +17,7 @@ from rabbitdlq.dead_letter import DeadLetter
 from rabbitdlq.dead_letters.browse import Browser, Held
 from rabbitdlq.dead_letters.replay import PUBLISH_TIMEOUT, Replayer, ReplayReport
 from rabbitdlq.deaths import Arrival
-from rabbitdlq.errors import AmbiguousDeadLetter, BrokerError, DeadLetterNotFound, EntityNotFound
+from rabbitdlq.errors import AmbiguousDeadLetter, BrokerError, DeadLetterNotFound, DeadLettersInUse, EntityNotFound
 from rabbitdlq.failure import Failure
 from rabbitdlq.journal import HistoryIndex, JournalEvent, JournalWriter, read_journal
 from rabbitdlq.message import Message, message_of
@@ -75,6 +75,7 @@ class DLQManager:
         self._writer = JournalWriter(topology, self._link)
         self._connection: Connection | None = None
         self._one_at_a_time = asyncio.Lock()
+        self._reading = False
 
     async def __aenter__(self) -> Self:
         await self._connected()
@@ -98,6 +99,10 @@ class DLQManager:
 
     @asynccontextmanager
     async def _browse(self) -> AsyncIterator[Browser]:
+        if self._reading:  # whoever waits for his own loop to end waits for ever
+            raise DeadLettersInUse(
+                f"{self.topology.dlq!r} is in use: each() of this manager is still open; end or close it first"
+            )
         async with self._one_at_a_time, Browser(await self._connected(), self.topology, self.who) as browser:
             yield browser
 
@@ -105,17 +110,27 @@ class DLQManager:
 
     async def peek(self, limit: int = 20) -> list[DeadLetter]:
         """The oldest letters, at most ``limit``."""
-        return [letter async for letter in self.each(limit)]
+        return [letter async for letter in self._letters(limit)]
 
     async def peek_all(self) -> list[DeadLetter]:
         """All letters, oldest first. For more than memory holds use :meth:`each`."""
-        return [letter async for letter in self.each()]
+        return [letter async for letter in self._letters(None)]
 
     async def each(self, limit: int | None = None) -> AsyncGenerator[DeadLetter, None]:
         """The letters one after the other, oldest first, in bounded memory; the lock is held until the end.
 
-        Copies of one letter that a crash parked twice are shown once.
+        Copies of one letter that a crash parked twice are shown once. Until it has ended or is closed, every other
+        operation of this manager raises :class:`DeadLettersInUse`: collect the ids first, then change.
         """
+        async with aclosing(self._letters(limit)) as letters:
+            try:
+                async for letter in letters:
+                    self._reading = True
+                    yield letter
+            finally:
+                self._reading = False
+
+    async def _letters(self, limit: int | None) -> AsyncGenerator[DeadLetter, None]:
         seen: set[tuple[str, int]] = set()
         async with self._browse() as browser, aclosing(browser.read(limit)) as held_letters:
             async for held in held_letters:
