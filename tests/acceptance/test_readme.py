@@ -1,0 +1,154 @@
+"""The README tells what the code does: tables, commands and programs are held to it."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from rabbitdlq import names, parking
+from rabbitdlq.cli import app
+from rabbitdlq.local_broker import BrokerAddress
+from rabbitdlq.settings import QueueSettings, load_topologies
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def table(name: str) -> list[list[str]]:
+    """The rows of the table between two comments."""
+    body = README.split(f"<!-- {name}:")[1].split(f"<!-- end of {name}")[0]
+    rows = [line for line in body.splitlines() if line.startswith("| `")]
+    return [[cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", row)[1:-1]] for row in rows]
+
+
+def blocks(language: str) -> list[str]:
+    """The code blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+def commands() -> dict[str, Any]:
+    """The commands of the program by their words, with what typer knows of them."""
+    found: dict[str, Any] = {}
+
+    def walk(group: Any, words: tuple[str, ...]) -> None:
+        for name, command in group.commands.items():
+            if hasattr(command, "commands"):
+                walk(command, (*words, name))
+            else:
+                found[" ".join((*words, name))] = command
+
+    walk(typer.main.get_command(app), ())
+    return found
+
+
+def options(command: Any) -> set[str]:
+    return {
+        next(option for option in parameter.opts if option.startswith("--"))
+        for parameter in command.params
+        if parameter.param_type_name == "option" and parameter.name != "help"
+    }
+
+
+def test_the_commands_of_the_readme_are_those_of_the_program() -> None:
+    known = commands()
+    written = {}
+    for usage, option_cell, _ in table("commands"):
+        words = usage.strip("`").split(" ")
+        name = " ".join(word for word in words if word.isalpha() and word.islower())
+        written[name] = set(re.findall(r"--[a-z-]+", option_cell))
+
+    assert set(written) == set(known)
+    for name, command in known.items():
+        assert written[name] == options(command), name
+
+
+def test_the_settings_of_the_readme_are_those_of_the_topology_file() -> None:
+    written = {key.strip("`"): default.strip("`") for key, default, _ in table("settings")}
+    known = {
+        name: "required" if field.is_required() else json.dumps(field.default).replace("null", "none")
+        for name, field in QueueSettings.model_fields.items()
+    }
+
+    assert written == known
+
+
+def test_the_headers_of_the_readme_are_those_of_a_dead_letter() -> None:
+    written = set(re.findall(r"`(dlq-[a-z-]+)`", README))
+    known = {value for name, value in vars(names).items() if name.isupper() and str(value).startswith("dlq-")}
+
+    assert written == known - {names.PREFIX}
+    assert parking.OWN_HEADER_BYTES < 128 * 1024
+
+
+def test_every_rabbitdlq_command_in_the_readme_exists_with_its_options() -> None:
+    known = commands()
+    used = [
+        line.removeprefix("$ ").split("#")[0].split("|")[0]
+        for block in blocks("console")
+        for line in block.splitlines()
+        if line.startswith("$ rabbitdlq")
+    ]
+    assert len(used) > 10
+    for line in used:
+        words = shlex.split(line)[1:]
+        name = " ".join(words[:2]) if " ".join(words[:2]) in known else words[0]
+        assert name in known, line
+        given = {word for word in words if word.startswith("--")}
+        assert given <= options(known[name]), line
+
+
+def test_every_make_target_of_the_readme_is_listed_by_make_help() -> None:
+    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for target in re.findall(r"^\$ make (\w+)", README, re.MULTILINE):
+        assert target == "help" or f"make {target}" in shown
+    for target in ("demo", "test", "check", "broker", "definitions", "clean"):
+        assert f"make {target}" in shown
+
+
+def test_the_topology_of_the_readme_is_valid_and_drawn_as_shown(tmp_path: Path) -> None:
+    path = tmp_path / "rabbitdlq.toml"
+    path.write_text(blocks("toml")[0])
+
+    assert load_topologies(path)["orders"].max_attempts == 3
+    drawn = subprocess.run(
+        [sys.executable, "-m", "rabbitdlq", "--topology", str(path), "topology", "show"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert drawn.strip() in README
+
+
+@pytest.fixture
+def _no_emails_left(broker: BrokerAddress) -> Any:
+    yield
+    program = f"""
+import asyncio
+from rabbitdlq import Connection, Topology
+from rabbitdlq.broker import delete_topology
+async def main():
+    async with await Connection.open({broker.url!r}) as connection:
+        await delete_topology(connection, Topology("emails", ["1s", "5s"]))
+asyncio.run(main())
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.usefixtures("_no_emails_left")
+def test_the_first_program_of_the_readme_does_what_it_says(broker: BrokerAddress) -> None:
+    program = blocks("python")[0].replace("amqp://guest:guest@127.0.0.1:5672/", broker.url)
+    assert len(program.splitlines()) < 30
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("attempt", "exhausted"))]
+    assert lines == [
+        *(f"attempt {number} of 3 {{'to': 'ada@example.org'}}" for number in (1, 2, 3)),
+        "exhausted 3 ['mail server is down', 'mail server is down', 'mail server is down']",
+    ]
