@@ -166,7 +166,7 @@ class DeadLetter:
         return cls(
             id=printable(wire.message_id or derived_id(body, wire, routing_key)),
             body=body,
-            properties=kept.but(headers=kept.table.without(lambda name: name.startswith(names.PREFIX))),
+            properties=kept.but(headers=kept.table.without(lambda name: name in names.OURS)),
             reason=(headers.text(names.REASON) or "unknown") if parked else _bare_reason(queue, deaths),
             error=_read_failure(headers) if parked else None,
             attempts=attempts or 0,

@@ -11,14 +11,14 @@ from datetime import datetime
 from typing import Any
 
 from rabbitdlq.topology import Topology
-from rabbitdlq.wire import printable
+from rabbitdlq.wire import printable, shorten
 
 __all__ = ["Arrival", "Death", "arrival", "parse_deaths"]
 
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """One entry of ``x-death``."""
+    """One entry of ``x-death``. Names that are not UTF-8 are written as on deliveries, with ``\\xff``."""
 
     queue: str
     reason: str
@@ -52,20 +52,25 @@ def parse_deaths(value: Any) -> tuple[Death, ...]:
 
 
 def _parse_death(entry: Mapping[str, Any]) -> Death | None:
-    queue, reason, count = entry.get("queue"), entry.get("reason"), entry.get("count", 1)
-    if not isinstance(queue, str) or not isinstance(reason, str):
+    queue, reason, count = _name(entry.get("queue")), _name(entry.get("reason")), entry.get("count", 1)
+    if not queue or not reason:
         return None
-    keys = entry.get("routing-keys")
-    key = keys[0] if isinstance(keys, list) and keys else ""
-    exchange, time = entry.get("exchange"), entry.get("time")
+    keys, time = entry.get("routing-keys"), entry.get("time")
     return Death(
         queue=queue,
         reason=reason,
         count=count if isinstance(count, int) and not isinstance(count, bool) and count > 0 else 1,
-        exchange=exchange if isinstance(exchange, str) else "",
-        routing_key=key if isinstance(key, str) else "",
+        exchange=_name(entry.get("exchange")),
+        # the publisher's key; those of its CC header follow
+        routing_key=_name(keys[0]) if isinstance(keys, list) and keys else "",
         time=time if isinstance(time, datetime) else None,
     )
+
+
+def _name(value: Any) -> str:
+    """A name or a key exactly as a delivery shows it: what is derived from it must not change between attempts."""
+    text = value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
+    return shorten(printable(text), 255, "") if isinstance(text, str) else ""
 
 
 def arrival(topology: Topology, exchange: str, routing_key: str, x_death: Any) -> Arrival:
@@ -75,7 +80,7 @@ def arrival(topology: Topology, exchange: str, routing_key: str, x_death: Any) -
     UI's "Move messages") starts one, whatever header it carries.
     """
     if exchange != topology.return_exchange:
-        return Arrival(0, 0, exchange, printable(routing_key), None)
+        return Arrival(0, 0, exchange, _name(routing_key), None)
     deaths = parse_deaths(x_death)
     rungs = [
         (rung.number, death.count)
@@ -89,6 +94,6 @@ def arrival(topology: Topology, exchange: str, routing_key: str, x_death: Any) -
         failures=failures,
         counted=sum(count for _, count in rungs),
         exchange=origin.exchange if origin else exchange,
-        routing_key=printable(origin.routing_key if origin else routing_key),
+        routing_key=origin.routing_key if origin else _name(routing_key),
         first_death=min(times) if times else None,
     )

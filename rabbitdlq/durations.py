@@ -12,7 +12,8 @@ MAX_RUNGS = 32
 MAX_MILLISECONDS = 2**32 - 1
 
 _UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_PATTERN = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
+#: the sign is read so that "-5s" is told to be negative, and not to be no duration
+_PATTERN = re.compile(r"(-?\d+(?:\.\d+)?)\s*(ms|s|m|h|d)", re.ASCII)
 
 
 def parse_duration(value: str | timedelta) -> timedelta:
@@ -26,7 +27,12 @@ def parse_duration(value: str | timedelta) -> timedelta:
     match = _PATTERN.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
         raise ValueError(f"{value!r} is not a duration; write a number and a unit, like 500ms, 5s, 2m, 1h or 7d")
-    return timedelta(milliseconds=float(match[1]) * _UNITS[match[2]])
+    if match[1].startswith("-"):
+        raise ValueError(f"{value!r} is negative")
+    try:
+        return timedelta(milliseconds=float(match[1]) * _UNITS[match[2]])
+    except OverflowError:
+        raise ValueError(f"{value[:40]!r} is longer than any clock can tell") from None
 
 
 def milliseconds(duration: timedelta) -> int:
@@ -56,18 +62,22 @@ def exponential(
     >>> [str(delay) for delay in exponential("5s", 4, factor=6, longest="10m")]
     ['0:00:05', '0:00:30', '0:03:00', '0:10:00']
 
-    Raises :class:`ConfigurationError` for a factor below 1, no rungs or a duration that is none.
+    Raises :class:`ConfigurationError` for a factor below 1, no rungs, and a duration that is none or not above zero.
     """
     try:
         start = parse_duration(first)
         cap = None if longest is None else parse_duration(longest)
     except ValueError as error:
         raise ConfigurationError(f"exponential: {error}") from error
-    if factor < 1:
+    for duration in (start, cap):
+        if duration is not None and duration <= timedelta():
+            raise ConfigurationError(f"exponential: {duration} is not above zero")
+    if not factor >= 1:  # so that "not a number" is refused too
         raise ConfigurationError(f"exponential: factor is {factor}; below 1 the delays would shrink")
     if not 1 <= rungs <= MAX_RUNGS:
         raise ConfigurationError(f"exponential: {rungs} rungs; a ladder has 1 to {MAX_RUNGS}")
-    ceiling = cap or timedelta(milliseconds=MAX_MILLISECONDS)
+    longest_possible = timedelta(milliseconds=MAX_MILLISECONDS)
+    ceiling = longest_possible if cap is None else min(cap, longest_possible)
     delays, delay = [], min(start, ceiling)
     for _ in range(rungs):
         delays.append(timedelta(milliseconds=round(delay / timedelta(milliseconds=1))))

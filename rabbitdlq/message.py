@@ -12,10 +12,24 @@ from rabbitdlq.deaths import Arrival
 from rabbitdlq.topology import Topology
 from rabbitdlq.wire import Headers, Properties, printable
 
-__all__ = ["Message", "Undecodable", "created_at", "decode_payload", "derived_id", "lap_of", "published_with"]
+__all__ = [
+    "Message",
+    "Undecodable",
+    "created_at",
+    "decode_payload",
+    "derived_id",
+    "lap_of",
+    "message_of",
+    "published_with",
+    "told_lap",
+]
 
 #: beyond this, seconds since 1970 are in the year 5138: the client meant milliseconds
 _MILLISECONDS_FROM = 100_000_000_000
+
+
+#: more laps than this, nobody has replayed: a foreign header, and the next lap has to fit into one too
+_MAX_LAP = 1_000_000_000
 
 
 class Undecodable(ValueError):
@@ -49,18 +63,29 @@ class Message:
 
 
 def decode_payload(body: bytes, properties: Properties) -> Any:
-    """The payload by content type; raises :class:`Undecodable` with the place where JSON or text breaks."""
+    """The payload by content type; raises :class:`Undecodable` with the place where JSON or text breaks.
+
+    Bytes where the type is neither JSON nor text, or names a character set that is unknown here.
+    """
     if properties.content_encoding and properties.content_encoding.lower() not in {"utf-8", "identity"}:
         return body
-    kind = (properties.content_type or "application/json").split(";", 1)[0].strip().lower()
+    kind, *parameters = (part.strip().lower() for part in (properties.content_type or "application/json").split(";"))
     try:
         if kind == "application/json" or kind.endswith("+json"):
-            return json.loads(body.decode("utf-8"))
+            # JSON is UTF-8 whatever its type says (RFC 8259); some clients put a byte order mark before it
+            return json.loads(body.decode("utf-8-sig"))
         if kind.startswith("text/"):
-            return body.decode("utf-8")
+            return body.decode(_charset(parameters))
+    except LookupError:
+        return body
     except (ValueError, RecursionError) as error:
-        raise Undecodable(f"body of {len(body):,} bytes is not valid {kind}: {error}") from error
+        raise Undecodable(f"body of {len(body):,} bytes is not valid {printable(kind)}: {error}") from error
     return body
+
+
+def _charset(parameters: list[str]) -> str:
+    named = (parameter.removeprefix("charset=") for parameter in parameters if parameter.startswith("charset="))
+    return next(named, "utf-8").strip('"') or "utf-8"
 
 
 def derived_id(body: bytes, properties: Properties, routing_key: str) -> str:
@@ -86,7 +111,7 @@ def _is_brokers(name: str) -> bool:
         name in names.BROKER_HEADERS
         or name in names.ROUTING_HEADERS
         or name.startswith(names.BROKER_HEADER_PREFIXES)
-        or name.startswith(names.PREFIX)
+        or name in names.OURS
     )
 
 
@@ -105,9 +130,14 @@ def created_at(properties: Properties) -> datetime | None:
 
 def lap_of(headers: Headers) -> int:
     """Which lap a message is in: a replay by us says so; a dead letter moved here by others starts the next one."""
-    lap = headers.number(names.LAP)
-    known = lap if lap is not None and lap >= 1 else 1
+    known = told_lap(headers)
     return known + 1 if names.PARK_ID in headers else known
+
+
+def told_lap(headers: Headers) -> int:
+    """The lap that the header tells; 1 where it tells none that can be counted on."""
+    lap = headers.number(names.LAP)
+    return lap if lap is not None and 1 <= lap <= _MAX_LAP else 1
 
 
 def published_with(headers: Headers, arrival: Arrival) -> tuple[str, str]:

@@ -24,7 +24,31 @@ ID_DERIVED = "dlq-id-derived"
 #: on a replayed message: the park id of the dead letter it was, the same on a copy that a crash sent twice
 REPLAY_ID = "dlq-replay-id"
 
-PREFIX = "dlq-"
+#: all of them; a publisher's own headers that only look alike stay with the message
+OURS = frozenset(
+    {
+        REASON,
+        ERROR_TYPE,
+        ERROR_MESSAGE,
+        TRACEBACK,
+        FINGERPRINT,
+        ATTEMPTS,
+        MAX_ATTEMPTS,
+        QUEUE,
+        EXCHANGE,
+        ROUTING_KEY,
+        FIRST_FAILED_AT,
+        PARKED_AT,
+        WORKER,
+        LAP,
+        PARK_ID,
+        HISTORY,
+        HISTORY_PARTIAL,
+        ORIGINAL,
+        ID_DERIVED,
+        REPLAY_ID,
+    }
+)
 #: what a replayed message keeps: where it is from and how often it has been here
 KEPT_ON_REPLAY = frozenset({EXCHANGE, ROUTING_KEY, LAP, ORIGINAL, ID_DERIVED, REPLAY_ID, FIRST_FAILED_AT})
 

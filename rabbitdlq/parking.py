@@ -69,7 +69,7 @@ def new_park_id(message: Message) -> str:
 def park_properties(message: Message, parking: Parking, frame_max: int) -> Properties:
     """The properties of the dead letter: the original's, less what would harm, plus the story within a byte budget."""
     clean, moved = harmless(message.properties)
-    kept = clean.table.without(lambda name: name.startswith(names.PREFIX))
+    kept = clean.table.without(lambda name: name in names.OURS)
     original = {**read_original(message.properties.table.text(names.ORIGINAL)), **moved}
     derived = not message.properties.message_id or message.properties.table.get(names.ID_DERIVED) is True
     base = clean.but(headers=kept, message_id=message.properties.message_id or message.id)
@@ -158,7 +158,7 @@ def replay_properties(letter: DeadLetter) -> Properties:
     ``dlq-replay-id``.
     """
     clean, moved = harmless(letter.wire)
-    headers = clean.table.without(lambda name: name.startswith(names.PREFIX) and name not in names.KEPT_ON_REPLAY)
+    headers = clean.table.without(lambda name: name in names.OURS and name not in names.KEPT_ON_REPLAY)
     own: dict[str, Any] = {
         names.LAP: letter.lap + 1,
         names.EXCHANGE: letter.exchange,

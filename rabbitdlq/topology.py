@@ -4,6 +4,7 @@ The broker does retry, delay and parking by dead-lettering alone
 (https://www.rabbitmq.com/docs/dlx, https://www.rabbitmq.com/docs/ttl); this module only says what has to be declared.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -11,6 +12,7 @@ from typing import Any, Literal
 
 from rabbitdlq.durations import MAX_MILLISECONDS, MAX_RUNGS, format_duration, milliseconds, parse_duration
 from rabbitdlq.errors import ConfigurationError
+from rabbitdlq.wire import WireError, encode_value
 
 __all__ = [
     "BindingEntity",
@@ -27,6 +29,8 @@ __all__ = [
 Version = tuple[int, ...]
 
 MAX_NAME_BYTES = 255
+#: what the client library takes as the name of a queue or an exchange; the broker itself takes any UTF-8
+_NAME = re.compile(r"[a-zA-Z0-9\-_.:@#,/+ ]+")
 #: the broker's own default since 4.0 (https://www.rabbitmq.com/docs/quorum-queues#poison-message-handling)
 DEFAULT_CRASH_LIMIT = 20
 
@@ -155,26 +159,31 @@ class Topology:
         _one_of("journal", self.journal, JOURNALS)
         if self.dlq_type is not None:
             _one_of("dlq_type", self.dlq_type, QUEUE_TYPES)
-        if not self.name or self.name.startswith("amq."):
+        if self.name.startswith("amq."):
             raise ConfigurationError(f"name: {self.name!r} cannot name a queue; names starting 'amq.' are the broker's")
-        if self.crash_limit < 1:
-            raise ConfigurationError(f"crash_limit: {self.crash_limit} is below 1")
-        if self.journal_max_bytes < 1_000_000:
-            raise ConfigurationError(f"journal_max_bytes: {self.journal_max_bytes} is below 1,000,000")
+        _name("name", self.name)
+        _within("crash_limit", self.crash_limit, 1, 1_000_000)
+        _within("journal_max_bytes", self.journal_max_bytes, 1_000_000, 2**62)
         if self.journal_max_age < timedelta(seconds=1):
             raise ConfigurationError("journal_max_age: a journal keeps at least one second")
-        longest = max(
-            [*(rung.queue for rung in self.rungs), self.ladder_mark, self.ladder_exchange, self.lock_queue],
-            key=lambda text: len(text.encode()),
-        )
-        if len(longest.encode()) > MAX_NAME_BYTES:
-            raise ConfigurationError(f"name: {longest!r}, derived from it, is longer than {MAX_NAME_BYTES} bytes")
-        for binding in self.bindings:
-            _one_of("bindings.type", binding.type, EXCHANGE_TYPES)
+        for derived in (*(rung.queue for rung in self.rungs), self.ladder_exchange, self.lock_queue):
+            if len(derived) > MAX_NAME_BYTES:
+                raise ConfigurationError(f"name: {derived!r}, derived from it, is longer than {MAX_NAME_BYTES} bytes")
+        own = {exchange.name for exchange in self._exchanges() if not exchange.theirs}
+        for place, binding in enumerate(self.bindings):
+            key = f"bindings[{place}]"
+            _one_of(f"{key}.type", binding.type, EXCHANGE_TYPES)
             if not binding.exchange:
-                raise ConfigurationError("bindings.exchange: the default exchange takes no bindings")
-            if len(binding.exchange.encode()) > MAX_NAME_BYTES or len(binding.key.encode()) > MAX_NAME_BYTES:
-                raise ConfigurationError(f"bindings: exchange and key have at most {MAX_NAME_BYTES} bytes each")
+                raise ConfigurationError(f"{key}.exchange: the default exchange takes no bindings")
+            _name(f"{key}.exchange", binding.exchange)
+            if binding.exchange in own:
+                raise ConfigurationError(f"{key}.exchange: {binding.exchange!r} is this topology's own")
+            if len(binding.key.encode()) > MAX_NAME_BYTES:
+                raise ConfigurationError(f"{key}.key: longer than {MAX_NAME_BYTES} bytes")
+            try:
+                encode_value(binding.arguments)
+            except WireError as error:
+                raise ConfigurationError(f"{key}.arguments: {error}") from error
 
     # --- derived words
 
@@ -253,11 +262,10 @@ class Topology:
 
     def rung_of(self, queue: str) -> Rung | None:
         """The rung whose queue this is, by its number: also a rung of an earlier ladder that still drains."""
-        prefix = f"{self.name}.retry."
-        number = queue.removeprefix(prefix).split(".", 1)[0]
-        if not queue.startswith(prefix) or not (number.isascii() and number.isdigit()):
+        match = re.match(rf"{re.escape(self.name)}\.retry\.([0-9]{{1,2}})\.", queue)
+        if match is None:
             return None
-        return next((rung for rung in self.rungs if rung.queue == queue), Rung(int(number), timedelta(), queue))
+        return next((rung for rung in self.rungs if rung.queue == queue), Rung(int(match[1]), timedelta(), queue))
 
     # --- what a broker has to hold
 
@@ -350,6 +358,18 @@ class Topology:
 def _one_of(key: str, value: str, words: tuple[str, ...]) -> None:
     if value not in words:
         raise ConfigurationError(f"{key}: {value!r} is none of {', '.join(words)}")
+
+
+def _within(key: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise ConfigurationError(f"{key}: {value} is not between {least:,} and {most:,}")
+
+
+def _name(key: str, name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise ConfigurationError(f"{key}: {name!r}: a name is made of a-z, A-Z, 0-9, space and - _ . : @ # , / +")
+    if len(name) > MAX_NAME_BYTES:
+        raise ConfigurationError(f"{key}: {name!r} is longer than {MAX_NAME_BYTES} bytes")
 
 
 def _duration(key: str, value: str | timedelta) -> timedelta:

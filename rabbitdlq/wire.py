@@ -158,7 +158,7 @@ def encode_value(value: Any, depth: int = 0) -> bytes:  # noqa: PLR0911, PLR0912
             return b"S" + _LONG.pack(len(text)) + text
         case int():
             if not -(2**63) <= value < 2**63:
-                raise WireError(f"{value} does not fit into 64 bits")
+                raise WireError(f"an integer of {value.bit_length()} bits does not fit into 64")
             return b"l" + _FIXED[b"l"].pack(value)
         case float():
             if not math.isfinite(value):  # RabbitMQ ends the connection over it, with all that is in flight

@@ -147,7 +147,8 @@ class Consumer:
                 name=f"rabbitdlq consume {self.topology.name} {self.worker}",
             )
             try:
-                await session.open()
+                if not await self._opened(session):
+                    return
             except BrokerError as error:
                 if first or isinstance(error, TopologyMismatch):
                     raise
@@ -167,6 +168,20 @@ class Consumer:
             finally:
                 self._forget_waiting()
                 await session.close()
+
+    async def _opened(self, session: Session) -> bool:
+        """Whether the session was opened; a stop does not wait for a broker that does not answer."""
+        opening, stopping = asyncio.create_task(session.open()), asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait([opening, stopping], return_when=asyncio.FIRST_COMPLETED)
+            if not opening.done():
+                return False
+            await opening
+            return True
+        finally:
+            opening.cancel()
+            stopping.cancel()
+            await asyncio.gather(opening, stopping, return_exceptions=True)
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):

@@ -46,6 +46,7 @@ class Session:
         self.reader = JournalReader(topology, writer, index.add)
         self._connection: Connection | None = None
         self._channel: Channel | None = None
+        self._look: Channel | None = None
         self._consumer_tag = ""
         self._closing = False
         #: set when the session is over; :attr:`reason` says why
@@ -107,14 +108,12 @@ class Session:
         """Whether nothing waits in the work queue and on the ladder."""
         if self._connection is None:
             return False
-        channel = await self._connection.channel()
-        try:
-            for queue in (self._topology.name, *(rung.queue for rung in self._topology.rungs)):
-                if await count_messages(channel, queue):
-                    return False
-            return True
-        finally:
-            await close_channel(channel)
+        if self._look is None or self._look.is_closed:
+            self._look = await self._connection.channel()
+        for queue in (self._topology.name, *(rung.queue for rung in self._topology.rungs)):
+            if await count_messages(self._look, queue):
+                return False
+        return True
 
     async def close(self) -> None:
         """Close channel and connection; what is still unsettled goes back to the work queue."""

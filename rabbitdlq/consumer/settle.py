@@ -167,7 +167,7 @@ class Settler:
         history = self._index.history(message.id, message.lap, failures)
         if len(history) >= failures:
             return history, False
-        if self.reader is not None and self._topology.journal == "stream":
+        if self.reader is not None:
             try:
                 # an attempt is written before its nack: what the journal does not have by now, it never will
                 await self.reader.sync(HISTORY_TIMEOUT)

@@ -10,7 +10,7 @@ consumer still there, then the channels are closed in the order in which they we
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import TracebackType
@@ -34,6 +34,8 @@ CHUNK_BYTES = 64 * 1024 * 1024
 FIRST_CHUNK, GROWTH, LARGEST_CHUNK = 4, 8, 20_000
 QUIET_SECONDS = 2.0
 STALLED_SECONDS = 60.0
+#: for letters to be ready again after they were given back; somebody else may take them away at once
+RETURN_SECONDS = 5.0
 
 
 @dataclass(slots=True)
@@ -43,11 +45,15 @@ class Held:
     letter: DeadLetter
     _channel: Channel
     _tag: int
+    #: False where the properties are broken: sending it again would lose them
+    readable: bool
+    _on_removed: Callable[[], None]
 
     async def remove(self) -> None:
         """Take it out of the queue for good; raises :class:`BrokerError` where that may not have arrived."""
         with translated(f"removing dead letter {self.letter.id!r} from the queue"):
             await self._channel.basic_ack(self._tag)
+        self._on_removed()
 
 
 class Browser:
@@ -66,6 +72,7 @@ class Browser:
         self._consuming: list[tuple[Channel, str]] = []
         self._chunk = FIRST_CHUNK
         self._taken = 0
+        self._removed = 0
         self._ended_early = False
         #: dead letters that were ready when the browser was entered
         self.count = 0
@@ -174,11 +181,16 @@ class Browser:
         frame = delivered.delivery
         assert isinstance(frame, commands.Basic.Deliver)
         assert frame.delivery_tag is not None
+        readable = True
         try:
             wire = original_properties(delivered.header.properties.headers)
         except WireError:
-            wire = Properties()  # shown as far as it can be; it is never published again, see replay
-        return Held(DeadLetter.parse(self._topology.name, delivered.body, wire), channel, frame.delivery_tag)
+            wire, readable = Properties(), False  # shown as far as it can be
+        letter = DeadLetter.parse(self._topology.name, delivered.body, wire)
+        return Held(letter, channel, frame.delivery_tag, readable, self._note_removed)
+
+    def _note_removed(self) -> None:
+        self._removed += 1
 
     async def _cancel(self, consumer: tuple[Channel, str]) -> None:
         if consumer in self._consuming:
@@ -209,7 +221,15 @@ class Browser:
         for channel in self._filled:
             await close_channel(channel)
         if self._control is not None:
+            await self._until_returned(self._control)
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(CONNECT_TIMEOUT.total_seconds()):
                     await self._control.queue_delete(self._topology.lock_queue)
             await close_channel(self._control)
+
+    async def _until_returned(self, control: Channel) -> None:
+        """A quorum queue has the letters back a moment after their channel is closed: the next look must see them."""
+        with contextlib.suppress(BrokerError, TimeoutError):
+            async with asyncio.timeout(RETURN_SECONDS):
+                while await count_messages(control, self._topology.dlq) < self._taken - self._removed:
+                    await asyncio.sleep(0.02)

@@ -8,9 +8,8 @@ from datetime import timedelta
 from rabbitdlq.broker import Outgoing, PublishLink
 from rabbitdlq.dead_letter import DeadLetter
 from rabbitdlq.dead_letters.browse import Held
-from rabbitdlq.errors import BrokerError, BrokerUnavailable, PublishRefused, PublishUnconfirmed
+from rabbitdlq.errors import BrokerError, BrokerUnavailable, PublishUnconfirmed
 from rabbitdlq.parking import replay_properties
-from rabbitdlq.wire import Properties
 
 __all__ = ["ReplayReport", "Replayer"]
 
@@ -104,6 +103,9 @@ class Replayer:
 
     async def _replay(self, held: Held) -> bool:
         letter = held.letter
+        if not held.readable:
+            self._stay(letter, "its properties cannot be read, and sending it again would lose them")
+            return False
         try:
             await self._link.publish(outgoing_replay(letter), timeout=PUBLISH_TIMEOUT)
         except BrokerError as error:
@@ -130,10 +132,5 @@ class Replayer:
 
 
 def outgoing_replay(letter: DeadLetter) -> Outgoing:
-    """The message that goes to the letter's work queue itself, past every exchange that siblings listen to.
-
-    Raises :class:`PublishRefused` for one whose properties cannot be read: sending it would lose them.
-    """
-    if letter.wire == Properties():
-        raise PublishRefused(f"dead letter {letter.id!r} has no readable properties; it is left where it is")
+    """The message that goes to the letter's work queue itself, past every exchange that siblings listen to."""
     return Outgoing("", letter.queue, letter.body, replay_properties(letter))

@@ -40,7 +40,8 @@ class JournalReader:
         self._channel: Channel | None = None
         self._awaited: dict[str, asyncio.Future[None]] = {}
         self._unacked = 0
-        self._closed = False
+        #: between a successful start and the end, whoever ends it
+        self._reading = False
         #: events handed out so far
         self.seen = 0
 
@@ -50,13 +51,20 @@ class JournalReader:
         Raises :class:`EntityNotFound` where there is no journal, :class:`AccessDenied` without the permission.
         """
         channel = self._channel = await connection.channel()
-        channel.on_consumer_cancel_callbacks.add(lambda _: on_lost())
-        channel.closing.add_done_callback(lambda _: None if self._closed else on_lost())
+
+        def ended(_: object) -> None:
+            if self._reading:
+                self._reading = False
+                on_lost()
+
+        channel.on_consumer_cancel_callbacks.add(ended)
+        channel.closing.add_done_callback(ended)
         with translated(f"reading the journal {self._topology.journal_queue!r}"):
             async with asyncio.timeout(CONNECT_TIMEOUT.total_seconds()):
                 await channel.basic_qos(prefetch_count=PREFETCH)
                 queue, arguments = await self._source(channel, since)
                 await channel.basic_consume(queue, self._take, arguments=arguments)
+        self._reading = True
 
     async def _source(self, channel: Channel, since: datetime | None) -> tuple[str, dict[str, Any]]:
         if self._topology.journal == "stream":
@@ -88,6 +96,8 @@ class JournalReader:
         A marker of our own is written and waited for. Raises :class:`BrokerError` where it cannot be written or is not
         seen in time.
         """
+        if not self._reading:
+            raise BrokerUnavailable(f"journal {self._topology.journal_queue!r}: it is not being read")
         word = new_id()
         future = self._awaited[word] = asyncio.get_running_loop().create_future()
         try:
@@ -103,7 +113,7 @@ class JournalReader:
 
     async def close(self) -> None:
         """Stop reading."""
-        self._closed = True
+        self._reading = False
         if self._channel is not None:
             await close_channel(self._channel)
 
