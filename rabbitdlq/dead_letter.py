@@ -15,7 +15,7 @@ from typing import Any
 from rabbitdlq import names
 from rabbitdlq.deaths import Death, parse_deaths
 from rabbitdlq.failure import Failure
-from rabbitdlq.message import Undecodable, created_at, decode_payload, derived_id
+from rabbitdlq.message import Undecodable, created_at, decode_payload, derived_id, lap_of, told_lap
 from rabbitdlq.wire import Headers, Properties, printable
 
 __all__ = ["AttemptRecord", "DeadLetter", "harmless", "iso", "jsonable", "read_original"]
@@ -51,18 +51,17 @@ class AttemptRecord:
         """The record, or None where ``value`` is none."""
         if not isinstance(value, Mapping):
             return None
-        try:
-            duration = value.get("duration_ms")
-            return cls(
-                attempt=int(value["attempt"]),
-                at=datetime.fromisoformat(str(value["at"])),
-                error_type=str(value.get("error_type", "")),
-                error_message=str(value.get("error_message", "")),
-                worker=str(value.get("worker", "")),
-                duration_ms=float(duration) if isinstance(duration, int | float) else None,
-            )
-        except (KeyError, TypeError, ValueError):
+        attempt, at, duration = value.get("attempt"), _read_time(value.get("at")), value.get("duration_ms")
+        if not isinstance(attempt, int) or at is None:
             return None
+        return cls(
+            attempt=attempt,
+            at=at,
+            error_type=_first_text(value.get("error_type")),
+            error_message=_first_text(value.get("error_message")),
+            worker=_first_text(value.get("worker")),
+            duration_ms=duration if isinstance(duration, float) and math.isfinite(duration) else None,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,16 +112,21 @@ class DeadLetter:
             value = decode_payload(self.body, self.properties)
         except Undecodable:
             value = self.body
-        if isinstance(value, bytes):
-            return {"base64": base64.b64encode(value).decode(), "content_type": self.properties.content_type}
-        return value
+        return self._base64() if isinstance(value, bytes) else value
+
+    def _base64(self) -> dict[str, Any]:
+        return {"base64": base64.b64encode(self.body).decode(), "content_type": self.properties.content_type}
 
     def as_json(self) -> dict[str, Any]:
-        """The documented JSON form."""
+        """The documented JSON form, which every JSON reader takes: "not a number" and half surrogate pairs are texts."""
         error = self.error
+        try:
+            payload = jsonable(self.payload)
+        except RecursionError:  # nested so deeply that it can be read, but hardly be written
+            payload = self._base64()
         return {
             "id": self.id,
-            "payload": self.payload,
+            "payload": payload,
             "attempts": self.attempts,
             "max_attempts": self.max_attempts,
             "retry_count": max(0, self.attempts - 1),
@@ -156,9 +160,10 @@ class DeadLetter:
         """A dead letter from the queue; foreign and broken headers read as absent, never as an error."""
         headers = wire.table
         deaths = parse_deaths(headers.get("x-death"))
-        parked = names.PARK_ID in headers
         origin = _origin(work_queue, deaths)
         queue = headers.text(names.QUEUE) or (origin.queue if origin else work_queue)
+        # parking takes x-death away: with both, others moved the letter back to work and there the broker parked it
+        parked = names.PARK_ID in headers and not any(death.queue == queue for death in deaths)
         routing_key = _first_text(headers.text(names.ROUTING_KEY), origin.routing_key if origin else None)
         kept, _ = harmless(wire)
         history = _read_history(headers.text(names.HISTORY))
@@ -172,15 +177,15 @@ class DeadLetter:
             attempts=attempts or 0,
             max_attempts=headers.number(names.MAX_ATTEMPTS) if parked else None,
             history=history if parked else (),
-            history_partial=headers.get(names.HISTORY_PARTIAL) is True or not parked,
+            history_partial=headers.get(names.HISTORY_PARTIAL) is True or not parked or len(history) < (attempts or 0),
             queue=printable(queue),
             exchange=_first_text(headers.text(names.EXCHANGE), origin.exchange if origin else None),
             routing_key=routing_key,
             created_at=created_at(wire),
             first_failed_at=_read_time(headers.text(names.FIRST_FAILED_AT)) or _time(deaths, min),
             moved_to_dlq_at=_read_time(headers.text(names.PARKED_AT)) if parked else _time(deaths, max),
-            lap=headers.number(names.LAP) or 1,
-            park_id=headers.text(names.PARK_ID) or "",
+            lap=told_lap(headers) if parked else lap_of(headers),
+            park_id=(headers.text(names.PARK_ID) or "") if parked else "",
             id_derived=headers.get(names.ID_DERIVED) is True or not wire.message_id,
             original=read_original(headers.text(names.ORIGINAL)),
             wire=wire,
@@ -246,9 +251,13 @@ def _plain_properties(properties: Properties) -> dict[str, Any]:
 
 
 def _origin(work_queue: str, deaths: Sequence[Death]) -> Death | None:
-    """The death in the work queue, not in a rung; where it is another queue's, the oldest entry."""
-    own = next((death for death in deaths if death.queue == work_queue), None)
-    return own or (deaths[-1] if deaths else None)
+    """The death that tells the publisher's exchange and key: in the work queue, and not on a way back from a rung.
+
+    Where there is none of the work queue, the oldest entry.
+    """
+    own = [death for death in deaths if death.queue == work_queue]
+    first = [death for death in own if death.exchange != f"{work_queue}.return"]
+    return next((found[-1] for found in (first, own, deaths) if found), None)
 
 
 def _bare_reason(queue: str, deaths: Sequence[Death]) -> str:
@@ -280,7 +289,7 @@ def _read_failure(headers: Headers) -> Failure | None:
 def _read_history(text: str | None) -> tuple[AttemptRecord, ...]:
     try:
         values = json.loads(text or "[]")
-    except ValueError:
+    except (ValueError, RecursionError):
         return ()
     if not isinstance(values, list):
         return ()
@@ -291,16 +300,20 @@ def read_original(text: str | None) -> dict[str, Any]:
     """What the header ``dlq-original`` says was moved; nothing where it cannot be read."""
     try:
         value = json.loads(text or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 
 
-def _read_time(text: str | None) -> datetime | None:
+def _read_time(text: object) -> datetime | None:
+    """The time as UTC; None where it is none, or so far away that arithmetic with it would fail."""
     try:
-        return datetime.fromisoformat(text) if text else None
+        moment = datetime.fromisoformat(text) if isinstance(text, str) else None
     except ValueError:
         return None
+    if moment is None or not 1970 <= moment.year < 9999:
+        return None
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 
 def _time(deaths: Sequence[Death], pick: Any) -> datetime | None:
@@ -308,8 +321,8 @@ def _time(deaths: Sequence[Death], pick: Any) -> datetime | None:
     return pick(times) if times else None
 
 
-def _first_text(*texts: str | None) -> str:
-    return printable(next((text for text in texts if text is not None), ""))
+def _first_text(*texts: object) -> str:
+    return printable(next((text for text in texts if isinstance(text, str)), ""))
 
 
 def iso(moment: datetime | None) -> str | None:

@@ -99,7 +99,8 @@ class DLQManager:
 
     @asynccontextmanager
     async def _browse(self) -> AsyncIterator[Browser]:
-        await asyncio.sleep(0)  # a loop over each() that was left by break is closed by the event loop's next round
+        for _ in range(3):  # a loop over each() that was left by break is closed in the event loop's next rounds
+            await asyncio.sleep(0)
         if self._reading:  # whoever waits for his own loop to end waits for ever
             raise DeadLettersInUse(
                 f"{self.topology.dlq!r} is in use: each() of this manager is still open; end or close it first"
