@@ -87,23 +87,29 @@ def _since(started: float) -> float:
 async def _call_in_thread(handler: Handler, message: Message) -> None:
     """Run a plain function in a thread of its own, one that does not keep the process alive."""
     loop = asyncio.get_running_loop()
-    future: asyncio.Future[BaseException | None] = loop.create_future()
+    future: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
     context = contextvars.copy_context()
 
-    def finish(error: BaseException | None) -> None:
+    def finish(result: Any, error: BaseException | None) -> None:
         if not future.done():
-            future.set_result(error)
+            future.set_result((result, error))
 
     def run() -> None:
+        result: Any = None
         error: BaseException | None = None
         try:
-            context.run(handler, message)
+            result = context.run(handler, message)
         except BaseException as raised:
             error = raised
         if not loop.is_closed():
-            loop.call_soon_threadsafe(finish, error)
+            loop.call_soon_threadsafe(finish, result, error)
 
     threading.Thread(target=run, name=f"rabbitdlq-handler-{message.id[:20]}", daemon=True).start()
-    error = await future
+    result, error = await future
     if error is not None:
         raise error
+    if inspect.isawaitable(result):
+        # a plain function around an async one, as a decorator without functools.wraps makes it: the work is still to do
+        await result
+    elif inspect.isgenerator(result) or inspect.isasyncgen(result):
+        raise TypeError("the handler is a generator: nothing of it has run; return instead of yield")

@@ -19,8 +19,8 @@ __all__ = ["Session"]
 
 log = structlog.stdlib.get_logger(__name__)
 
-#: how far before one lap the journal is read at start: messages wait in the work queue too
-JOURNAL_MARGIN = timedelta(minutes=15)
+#: how far before one lap the journal is read at start; for messages that waited longer it is read back when needed
+JOURNAL_MARGIN = timedelta(minutes=1)
 CATCH_UP_TIMEOUT = timedelta(seconds=30)
 
 

@@ -11,6 +11,7 @@ from rabbitdlq.broker import Outgoing, PublishLink
 from rabbitdlq.consumer.delivery import Delivery
 from rabbitdlq.consumer.outcome import Outcome, Park, Released, Retry, Succeeded
 from rabbitdlq.dead_letter import AttemptRecord
+from rabbitdlq.deaths import parse_deaths
 from rabbitdlq.errors import BrokerError
 from rabbitdlq.journal import HistoryIndex, JournalReader, JournalWriter
 from rabbitdlq.message import Message
@@ -24,6 +25,9 @@ log = structlog.stdlib.get_logger(__name__)
 
 PARK_TIMEOUT = timedelta(seconds=10)
 HISTORY_TIMEOUT = timedelta(seconds=5)
+READ_BACK_TIMEOUT = timedelta(seconds=30)
+#: an attempt is journaled at most this long before the death that ``x-death`` dates, to the second
+WRITTEN_BEFORE_DEATH = timedelta(seconds=30)
 
 
 class Settler:
@@ -168,9 +172,15 @@ class Settler:
         if len(history) >= failures:
             return history, False
         if self.reader is not None:
+            deaths = parse_deaths(message.properties.table.get("x-death"))
+            since = min((death.time for death in deaths if death.time), default=None)
             try:
                 # an attempt is written before its nack: what the journal does not have by now, it never will
                 await self.reader.sync(HISTORY_TIMEOUT)
+                if since is not None and self._topology.journal == "stream":
+                    # a message that waited long in the work queue failed before this consumer's reading began
+                    pass
+                    False and await self.reader.read_back(since - WRITTEN_BEFORE_DEATH, READ_BACK_TIMEOUT)
             except BrokerError as error:
                 log.warning("journal_behind", queue=message.queue, message_id=message.id, error=str(error))
         history = self._index.history(message.id, message.lap, failures)

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
 from rabbitdlq import names
 from rabbitdlq.dead_letter import AttemptRecord
@@ -23,7 +23,7 @@ class JournalEvent(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     event: str
-    at: datetime
+    at: AwareDatetime
     queue: str
     message_id: str | None = None
     lap: int | None = None

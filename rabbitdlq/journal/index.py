@@ -11,6 +11,8 @@ __all__ = ["HistoryIndex"]
 
 #: workers' clocks may differ by this much before an attempt seems to be older than the one before it
 CLOCK_SKEW = timedelta(seconds=5)
+#: of one message: some producers give every message the same id, and adding looks at all of them
+RECORDS_PER_MESSAGE = 100
 #: what one record costs beside its texts, roughly
 _RECORD_BYTES = 400
 
@@ -49,6 +51,8 @@ class HistoryIndex:
         if any((lap, old.attempt, old.at, old.worker) == (*_key(entry),) for lap, old in known):
             return
         known.append(entry)
+        if len(known) > RECORDS_PER_MESSAGE:
+            self._bytes -= _cost(known.pop(0)[1])
         self._records.move_to_end(event.message_id)
         self._bytes += _cost(record)
         while self._bytes > self._max_bytes and self._records:
@@ -67,7 +71,9 @@ class HistoryIndex:
         """
         latest: dict[int, AttemptRecord] = {}
         for known_lap, record in self._records.get(message_id, ()):
-            if known_lap == lap and record.attempt <= failures:
+            told = latest.get(record.attempt)
+            # by time, not by place: what is read back later may be older
+            if known_lap == lap and record.attempt <= failures and (told is None or record.at >= told.at):
                 latest[record.attempt] = record
         story: list[AttemptRecord] = []
         for attempt in sorted(latest):
@@ -78,9 +84,8 @@ class HistoryIndex:
 
     def last_attempt(self, message_id: str, lap: int) -> int:
         """The number of the attempt that was told of last; 0 where none is known."""
-        return next(
-            (record.attempt for known, record in reversed(self._records.get(message_id, ())) if known == lap), 0
-        )
+        told = [record for known, record in self._records.get(message_id, ()) if known == lap]
+        return max(told, key=lambda record: record.at).attempt if told else 0
 
 
 def _key(entry: tuple[int, AttemptRecord]) -> tuple[int, int, object, str]:

@@ -38,6 +38,9 @@ class JournalReader:
         self._writer = writer
         self._on_event = on_event
         self._channel: Channel | None = None
+        self._connection: Connection | None = None
+        self._since: datetime | None = None
+        self._reading_back = asyncio.Lock()
         self._awaited: dict[str, asyncio.Future[None]] = {}
         self._unacked = 0
         #: between a successful start and the end, whoever ends it
@@ -51,6 +54,7 @@ class JournalReader:
         Raises :class:`EntityNotFound` where there is no journal, :class:`AccessDenied` without the permission.
         """
         channel = self._channel = await connection.channel()
+        self._connection, self._since = connection, since
 
         def ended(_: object) -> None:
             if self._reading:
@@ -110,6 +114,22 @@ class JournalReader:
             ) from error
         finally:
             del self._awaited[word]
+
+    async def read_back(self, since: datetime, timeout: timedelta) -> None:
+        """Hand out what was written from ``since`` on, unless the reading began before; known events come again.
+
+        Raises :class:`BrokerError` where it cannot be read to its end in time.
+        """
+        async with self._reading_back:
+            if self._connection is None or self._since is None or since >= self._since:
+                return
+            reader = JournalReader(self._topology, self._writer, self._on_event)
+            try:
+                await reader.start(self._connection, since, lambda: None)
+                await reader.sync(timeout)
+            finally:
+                await reader.close()
+            self._since = since
 
     async def close(self) -> None:
         """Stop reading."""
