@@ -179,8 +179,7 @@ class Settler:
                 await self.reader.sync(HISTORY_TIMEOUT)
                 if since is not None and self._topology.journal == "stream":
                     # a message that waited long in the work queue failed before this consumer's reading began
-                    pass
-                    False and await self.reader.read_back(since - WRITTEN_BEFORE_DEATH, READ_BACK_TIMEOUT)
+                    await self.reader.read_back(since - WRITTEN_BEFORE_DEATH, READ_BACK_TIMEOUT)
             except BrokerError as error:
                 log.warning("journal_behind", queue=message.queue, message_id=message.id, error=str(error))
         history = self._index.history(message.id, message.lap, failures)
