@@ -18,8 +18,10 @@ from rabbitdlq.failure import Failure
 from rabbitdlq.message import Undecodable, created_at, decode_payload, derived_id, lap_of, told_lap
 from rabbitdlq.wire import Headers, Properties, printable
 
-__all__ = ["AttemptRecord", "DeadLetter", "harmless", "iso", "jsonable", "read_original"]
+__all__ = ["AttemptRecord", "DeadLetter", "harmless", "iso", "jsonable", "read_original", "read_time"]
 
+#: a thousand years: no handler ran longer
+_LONGEST_MS = 3.2e13
 #: direct reply-to is bound to the channel of the requester: the broker refuses it on a republish
 DIRECT_REPLY_TO = "amq.rabbitmq.reply-to"
 
@@ -51,8 +53,8 @@ class AttemptRecord:
         """The record, or None where ``value`` is none."""
         if not isinstance(value, Mapping):
             return None
-        attempt, at, duration = value.get("attempt"), _read_time(value.get("at")), value.get("duration_ms")
-        if not isinstance(attempt, int) or at is None:
+        attempt, at, duration = value.get("attempt"), read_time(value.get("at")), value.get("duration_ms")
+        if type(attempt) is not int or at is None:
             return None
         return cls(
             attempt=attempt,
@@ -60,7 +62,7 @@ class AttemptRecord:
             error_type=_first_text(value.get("error_type")),
             error_message=_first_text(value.get("error_message")),
             worker=_first_text(value.get("worker")),
-            duration_ms=duration if isinstance(duration, float) and math.isfinite(duration) else None,
+            duration_ms=float(duration) if isinstance(duration, int | float) and 0 <= duration < _LONGEST_MS else None,
         )
 
 
@@ -118,7 +120,7 @@ class DeadLetter:
         return {"base64": base64.b64encode(self.body).decode(), "content_type": self.properties.content_type}
 
     def as_json(self) -> dict[str, Any]:
-        """The documented JSON form, which every JSON reader takes: "not a number" and half surrogate pairs are texts."""
+        """The documented JSON form, for every JSON reader: "not a number" and half surrogate pairs are texts."""
         error = self.error
         try:
             payload = jsonable(self.payload)
@@ -182,8 +184,8 @@ class DeadLetter:
             exchange=_first_text(headers.text(names.EXCHANGE), origin.exchange if origin else None),
             routing_key=routing_key,
             created_at=created_at(wire),
-            first_failed_at=_read_time(headers.text(names.FIRST_FAILED_AT)) or _time(deaths, min),
-            moved_to_dlq_at=_read_time(headers.text(names.PARKED_AT)) if parked else _time(deaths, max),
+            first_failed_at=read_time(headers.text(names.FIRST_FAILED_AT)) or _time(deaths, min),
+            moved_to_dlq_at=read_time(headers.text(names.PARKED_AT)) if parked else _time(deaths, max),
             lap=told_lap(headers) if parked else lap_of(headers),
             park_id=(headers.text(names.PARK_ID) or "") if parked else "",
             id_derived=headers.get(names.ID_DERIVED) is True or not wire.message_id,
@@ -212,8 +214,13 @@ def _harms(name: str) -> bool:
     )
 
 
-def jsonable(value: Any) -> Any:  # noqa: PLR0911 - one return a type
-    """A header value as JSON has it: dates as ISO 8601, decimals as text, bytes as ``{"base64": …}``."""
+def jsonable(value: Any, levels: int = 200) -> Any:  # noqa: PLR0911 - one return a type
+    """A header value as JSON has it: dates as ISO 8601, decimals as text, bytes as ``{"base64": …}``.
+
+    Raises :class:`RecursionError` for what is nested deeper than ``levels``.
+    """
+    if levels < 0:
+        raise RecursionError("nested too deeply")
     match value:
         case datetime():
             return value.isoformat()
@@ -226,9 +233,9 @@ def jsonable(value: Any) -> Any:  # noqa: PLR0911 - one return a type
         case float() if not math.isfinite(value):
             return str(value)
         case Mapping():
-            return {printable(str(name)): jsonable(item) for name, item in value.items()}
+            return {printable(str(name)): jsonable(item, levels - 1) for name, item in value.items()}
         case list() | tuple():
-            return [jsonable(item) for item in value]
+            return [jsonable(item, levels - 1) for item in value]
         case _:
             return value
 
@@ -299,13 +306,13 @@ def _read_history(text: str | None) -> tuple[AttemptRecord, ...]:
 def read_original(text: str | None) -> dict[str, Any]:
     """What the header ``dlq-original`` says was moved; nothing where it cannot be read."""
     try:
-        value = json.loads(text or "{}")
+        value = jsonable(json.loads(text or "{}"), levels=100)
     except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 
 
-def _read_time(text: object) -> datetime | None:
+def read_time(text: object) -> datetime | None:
     """The time as UTC; None where it is none, or so far away that arithmetic with it would fail."""
     try:
         moment = datetime.fromisoformat(text) if isinstance(text, str) else None

@@ -1,5 +1,6 @@
 """Durations as people write them (``500ms``, ``5s``, ``2m``, ``1h``, ``7d``) and as the broker wants them."""
 
+import math
 import re
 from datetime import timedelta
 
@@ -72,7 +73,7 @@ def exponential(
     for duration in (start, cap):
         if duration is not None and duration <= timedelta():
             raise ConfigurationError(f"exponential: {duration} is not above zero")
-    if not factor >= 1:  # so that "not a number" is refused too
+    if not (math.isfinite(factor) and factor >= 1):
         raise ConfigurationError(f"exponential: factor is {factor}; below 1 the delays would shrink")
     if not 1 <= rungs <= MAX_RUNGS:
         raise ConfigurationError(f"exponential: {rungs} rungs; a ladder has 1 to {MAX_RUNGS}")

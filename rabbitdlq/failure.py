@@ -13,8 +13,29 @@ __all__ = ["Failure", "fingerprint"]
 MESSAGE_BYTES = 4_000
 TRACEBACK_BYTES = 12_000
 
-_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
-_NUMBERS = re.compile(r"\b0x[0-9a-fA-F]+\b|\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b|\b\w*\d[\w.:-]*")
+#: what a fingerprint looks at: of the text as it came, and of what is left of it
+_LOOKED_AT, _KEPT = 4_000, 1_000
+_DAY = r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]{0,6}"
+_MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]{0,6}"
+_DATE = rf"(?:\b{_DAY},?\s)?\b(?:\d{{1,2}}[\s-]{_MONTH}|{_MONTH}\s{{1,2}}\d{{1,2}}\b)(?:,?[\s-]\d{{4}}\b)?"
+#: what two texts of one bug differ in. No repetition inside another of the same characters, and none that begins anew
+#: at every character without a bound: a long text costs time in proportion to its length
+_VARIABLE = re.compile(
+    "|".join(
+        (
+            r"(?<!\w)'[^'\n]*'(?!\w)|\"[^\"\n]*\"|`[^`\n]*`|“[^”\n]{0,200}”|«[^»\n]{0,200}»",  # not the one in "can't"
+            r"\b[a-z][a-z0-9+.-]{1,15}://[^\s'\"<>()\[\],]+",  # URLs
+            r"(?<![\w.+-])[\w.+-]{1,64}@\w[\w.-]*",  # mail addresses
+            r"(?<![\w/.])(?:~?/[\w.@+%=-]+)+/?|\b[A-Za-z]:\\[^\s'\"<>|*?]+",  # paths
+            _DATE,
+            r"(?<![\w:])(?:[0-9a-fA-F]{0,4}:){2,7}[0-9a-fA-F]{0,4}(?![\w:])",  # IPv6 and MAC addresses, times
+            r"(?<![\w+/=-])(?=[A-Za-z+/_=-]{0,60}\d)[\w+/=-]{20,}",  # tokens
+            r"\b[0-9a-fA-F]{8,}\b",  # digests, also those without a digit
+            r"(?:(?<![\w.])[-+])?\b\w*\d(?:[\w.:-]|,(?=\d))*%?(?:\s(?:GMT|UTC|AM|PM)\b)?",  # numbers, and ids with some
+        )
+    )
+)
+_SEVERAL = re.compile(r"#(?:[\s,;/|-]{0,3}#)+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +84,12 @@ def _traceback(error: BaseException) -> str | None:
 
 
 def fingerprint(kind: str, message: str, where: str = "") -> str:
-    """Sixteen hex digits, the same for the same bug: blind to ids, numbers, addresses and quoted values.
+    """Sixteen hex digits, the same for the same bug: blind to ids, numbers, dates, addresses, paths, quoted values.
 
     >>> fingerprint("KeyError", "no order 17 at 0x7f3a") == fingerprint("KeyError", "no order 18 at 0x7f3b")
     True
     """
-    text = _NUMBERS.sub("#", _QUOTED.sub("'#'", message[:2_000]))
+    text = _SEVERAL.sub("#", _VARIABLE.sub("#", message[:_LOOKED_AT]))
+    # the cut comes after: where a text was cut must not depend on how long the numbers before were
+    text = " ".join(text.split())[:_KEPT]
     return hashlib.sha256(f"{kind}\n{where}\n{text}".encode("utf-8", "backslashreplace")).hexdigest()[:16]

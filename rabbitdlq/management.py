@@ -27,7 +27,9 @@ def import_definitions(url: str, definitions: Mapping[str, Any]) -> None:
     try:
         address = httpx.URL(url)
         user, password = address.username, address.password
-        bare = address.copy_with(username=None, password=None, path="/api/definitions", query=None)
+        # a proxy in front may serve the API below a path of its own
+        path = f"{address.path.rstrip('/')}/api/definitions"
+        bare = address.copy_with(username=None, password=None, path=path, query=None)
         answer = httpx.post(bare, json=dict(definitions), auth=(user, password), timeout=TIMEOUT_SECONDS)
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
         raise ConfigurationError(

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from rabbitdlq import names
-from rabbitdlq.dead_letter import AttemptRecord, DeadLetter, harmless, iso, jsonable, read_original
+from rabbitdlq.dead_letter import AttemptRecord, DeadLetter, harmless, iso, jsonable, read_original, read_time
 from rabbitdlq.deaths import parse_deaths
 from rabbitdlq.failure import Failure
 from rabbitdlq.message import Message, derived_id
@@ -25,6 +25,8 @@ __all__ = ["Parking", "new_park_id", "park_properties", "replay_properties"]
 OWN_HEADER_BYTES = 48_000
 #: room that is left in the frame for what the broker adds later
 FRAME_RESERVE = 4_096
+#: a key of 255 bytes none of which is text is written with four for each
+NAME_BYTES = 1_020
 HISTORY_BYTES = 16_000
 ORIGINAL_BYTES = 8_000
 
@@ -81,18 +83,20 @@ def _own_headers(
     message: Message, parking: Parking, original: Mapping[str, Any], derived: bool, budget: int
 ) -> dict[str, Any]:
     failure, history = parking.failure, parking.history
+    # a replayed message tells when it failed in its first lap: its age counts from there
+    first_failed = read_time(message.properties.table.get(names.FIRST_FAILED_AT))
     values: dict[str, Any] = {
         names.REASON: parking.reason,
         names.ERROR_TYPE: shorten(failure.type, 200),
         names.ATTEMPTS: message.attempt,
         names.MAX_ATTEMPTS: message.max_attempts,
         names.QUEUE: message.queue,
-        names.EXCHANGE: message.exchange,
-        names.ROUTING_KEY: message.routing_key,
+        names.EXCHANGE: shorten(message.exchange, NAME_BYTES),
+        names.ROUTING_KEY: shorten(message.routing_key, NAME_BYTES),
         names.LAP: message.lap,
         names.PARK_ID: parking.park_id,
         names.PARKED_AT: iso(parking.parked_at),
-        names.FIRST_FAILED_AT: iso(history[0].at if history else parking.parked_at),
+        names.FIRST_FAILED_AT: iso(first_failed or (history[0].at if history else parking.parked_at)),
         names.FINGERPRINT: failure.fingerprint,
         names.WORKER: shorten(parking.worker, 200),
     }
@@ -117,9 +121,9 @@ def _own_headers(
 
 
 def _end_of(text: str, limit: int) -> str:
-    data = text.encode()
+    data = text.encode("utf-8", "backslashreplace")
     if len(data) <= limit:
-        return text
+        return data.decode()
     return "[cut]… " + data[-max(0, limit - 9) :].decode("utf-8", "ignore") if limit > 200 else ""
 
 
@@ -142,13 +146,16 @@ def _history_json(history: Sequence[AttemptRecord], limit: int) -> str:
 
 def _original_json(original: Mapping[str, Any], limit: int) -> str:
     """What was moved, as JSON; what does not fit is left out, the largest first."""
-    values = {name: jsonable(value) for name, value in original.items()}
-    while values:
-        text = json.dumps(values, ensure_ascii=False)
-        if len(text.encode("utf-8", "backslashreplace")) <= limit:
-            return printable(text)
-        values.pop(max(values, key=lambda name: len(json.dumps(values[name]))))
-    return ""
+    values = {printable(name): jsonable(value) for name, value in original.items()}
+    # what an entry takes, with the colon and the comma and the blanks after them
+    sizes = {name: len(json.dumps({name: value}, ensure_ascii=False).encode()) for name, value in values.items()}
+    total = sum(sizes.values())
+    for name in sorted(values, key=sizes.__getitem__, reverse=True):
+        if total <= limit:
+            break
+        del values[name]
+        total -= sizes[name]
+    return json.dumps(values, ensure_ascii=False) if values else ""
 
 
 def replay_properties(letter: DeadLetter) -> Properties:
@@ -165,6 +172,8 @@ def replay_properties(letter: DeadLetter) -> Properties:
         names.ROUTING_KEY: letter.routing_key,
         names.REPLAY_ID: letter.park_id or derived_id(letter.body, letter.wire, letter.routing_key),
     }
+    if letter.first_failed_at is not None:
+        own[names.FIRST_FAILED_AT] = iso(letter.first_failed_at)
     original = {**letter.original, **moved}
     text = _original_json(original, ORIGINAL_BYTES)
     if text:

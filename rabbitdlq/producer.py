@@ -110,27 +110,44 @@ class Producer:
     ) -> AsyncIterator[PublishReport]:
         """Publish a stream of payloads with a window of them in flight; a report for each, as confirms come.
 
-        One that fails does not stop the others. Memory is bounded by the window.
+        One that fails does not stop the others. Reports do not wait for the next payload: a slow source is told at
+        once what became of its last one. Memory is bounded by the window. What the source raises is raised here once
+        everything that was begun has been reported.
         """
         running: set[asyncio.Task[PublishReport]] = set()
-        place = 0
+        reports: asyncio.Queue[asyncio.Task[PublishReport] | None] = asyncio.Queue()
+        room = asyncio.Semaphore(self._window)
+
+        async def begin() -> None:
+            place = 0
+            try:
+                async for payload in payloads:
+                    await room.acquire()
+                    place += 1
+                    one = self._report(
+                        place, queue, payload, content_type=content_type, **options | {"message_id": new_id()}
+                    )
+                    task = asyncio.create_task(one)
+                    running.add(task)
+                    task.add_done_callback(reports.put_nowait)
+            finally:
+                reports.put_nowait(None)
+
+        beginning, begun = asyncio.create_task(begin()), False
         try:
-            async for payload in payloads:
-                place += 1
-                options["message_id"] = new_id()
-                task = self._report(place, queue, payload, content_type=content_type, **options)
-                running.add(asyncio.create_task(task))
-                if len(running) >= self._window:
-                    done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                    for each in done:
-                        yield each.result()
-            while running:
-                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                for each in done:
-                    yield each.result()
+            while running or not begun:
+                done = await reports.get()
+                if done is None:
+                    begun = True
+                    continue
+                running.discard(done)
+                room.release()
+                yield done.result()
+            await beginning
         finally:
-            for each in running:
+            for each in (beginning, *running):
                 each.cancel()
+            await asyncio.gather(beginning, *running, return_exceptions=True)
 
     async def _report(self, place: int, queue: str, payload: Any, **options: Any) -> PublishReport:
         message_id: str = options["message_id"]

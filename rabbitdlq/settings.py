@@ -1,7 +1,9 @@
 """``rabbitdlq.toml``: the work queues of a project, read and checked at the edge."""
 
+import json
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +14,12 @@ from rabbitdlq.errors import ConfigurationError
 from rabbitdlq.topology import DEFAULT_CRASH_LIMIT, Topology, WorkBinding
 
 __all__ = ["BindingSettings", "QueueSettings", "load_topologies", "parse_topologies", "pick_topology"]
+
+
+_HINTS = {
+    "queues": '; write a table [queues.NAME] with delays = ["5s", "30s"]',
+    "delays": '; write delays = ["5s", "30s"] for three attempts',
+}
 
 
 class BindingSettings(BaseModel):
@@ -71,19 +79,33 @@ def load_topologies(path: Path) -> dict[str, Topology]:
     Raises :class:`ConfigurationError` naming the file, the key (or line and column) and the reason.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        data = path.read_bytes()
     except FileNotFoundError as error:
         raise ConfigurationError(
             f"{path}: no such file; name the topology file with --topology or RABBITDLQ_TOPOLOGY"
         ) from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path}: cannot be read: {error}") from error
+    except OSError as error:
+        raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from error
+    try:
+        text = data.decode("utf-8-sig")  # some editors put a byte order mark before it
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigurationError(
+            f"{path}: line {line}: byte 0x{data[error.start]:02x} is not UTF-8; save the file as UTF-8"
+        ) from error
     try:
         values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         # "Cannot overwrite a value" and "cannot declare ... twice" are how two tables of one queue show
-        raise ConfigurationError(f"{path}: not valid TOML: {error}") from error
+        raise ConfigurationError(f"{path}: not valid TOML: {_with_place(error, text)}") from error
     return parse_topologies(values, str(path))
+
+
+def _with_place(error: Exception, text: str) -> str:
+    """The reason with line and column; of the end too, which :mod:`tomllib` only calls by its name."""
+    *_, last = text.split("\n")
+    end = f"(at line {text.count(chr(10)) + 1}, column {len(last) + 1}, the end of the file)"
+    return str(error).replace("(at end of document)", end)
 
 
 def parse_topologies(values: Mapping[str, Any], source: str) -> dict[str, Topology]:
@@ -97,9 +119,12 @@ def parse_topologies(values: Mapping[str, Any], source: str) -> dict[str, Topolo
         try:
             topologies[name] = entry.topology(name)
         except ConfigurationError as error:
-            raise ConfigurationError(f"{source}: queues.{name}.{error}") from error
+            # a name is not wrong under a key of the table, the table's own name is
+            reason = str(error).removeprefix("name: ")
+            where = _key(("queues", name))
+            raise ConfigurationError(f"{source}: {where}{'.' if reason == str(error) else ': '}{reason}") from error
     if not topologies:
-        raise ConfigurationError(f"{source}: queues: no queue in it; write a table [queues.NAME] with delays")
+        raise ConfigurationError(f"{source}: queues: no queue in it{_HINTS['queues']}")
     _refuse_shared_names(topologies, source)
     return topologies
 
@@ -116,11 +141,39 @@ def pick_topology(topologies: Mapping[str, Topology], queue: str, source: str) -
 def _reasons(error: ValidationError) -> str:
     """All findings, each as ``key: reason``."""
     reasons = []
-    for finding in error.errors():
-        key = ".".join(f"[{part}]" if isinstance(part, int) else str(part) for part in finding["loc"])
-        message = "unknown key" if finding["type"] == "extra_forbidden" else finding["msg"]
-        reasons.append(f"{key.replace('.[', '[')}: {message}")
+    for finding in error.errors(include_url=False):
+        given = finding["input"]
+        reason = _REASONS.get(finding["type"], finding["msg"].replace("Input should be", "should be"))
+        if isinstance(given, str | int | float) and finding["type"] != "extra_forbidden":
+            reason += f", not {json.dumps(given, ensure_ascii=False):.60}"
+        if finding["type"] == "missing":
+            reason += _HINTS.get(str(finding["loc"][-1]), "")
+        reasons.append(f"{_key(finding['loc'])}: {reason}")
     return "; ".join(reasons)
+
+
+#: pydantic speaks of Python, the file is TOML
+_REASONS = {
+    "extra_forbidden": "unknown key",
+    "missing": "missing",
+    "list_type": "should be a list",
+    "string_type": "should be a text",
+    "int_type": "should be a whole number",
+    "dict_type": "should be a table",
+    "model_type": "should be a table",
+}
+
+
+def _key(parts: Sequence[str | int]) -> str:
+    """The key as TOML writes it: ``queues.orders.delays[1]``, ``queues."orders.eu".journal``."""
+    key = ""
+    for part in parts:
+        if isinstance(part, int):
+            key += f"[{part}]"
+        else:
+            bare = re.fullmatch(r"[A-Za-z0-9_-]+", part) is not None
+            key += f".{part if bare else json.dumps(part, ensure_ascii=False)}"
+    return key.removeprefix(".")
 
 
 def _refuse_shared_names(topologies: Mapping[str, Topology], source: str) -> None:
@@ -134,5 +187,6 @@ def _refuse_shared_names(topologies: Mapping[str, Topology], source: str) -> Non
             if other != name:
                 kind, shared = entity
                 raise ConfigurationError(
-                    f"{source}: queues.{name}: duplicate {kind} {shared!r}: queues.{other} has it too; rename one"
+                    f"{source}: {_key(('queues', name))}: duplicate {kind} {shared!r}: {_key(('queues', other))} has "
+                    "it too; rename one"
                 )

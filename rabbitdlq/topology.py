@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal
 
-from rabbitdlq.durations import MAX_MILLISECONDS, MAX_RUNGS, format_duration, milliseconds, parse_duration
+from rabbitdlq.durations import format_duration, milliseconds
 from rabbitdlq.errors import ConfigurationError
+from rabbitdlq.limits import MAX_NAME_BYTES, check_name, check_range, check_word, checked_delays, checked_duration
 from rabbitdlq.wire import WireError, encode_value
 
 __all__ = [
@@ -28,11 +29,13 @@ __all__ = [
 #: the broker's version as it introduces itself, for instance (4, 0, 5)
 Version = tuple[int, ...]
 
-MAX_NAME_BYTES = 255
-#: what the client library takes as the name of a queue or an exchange; the broker itself takes any UTF-8
-_NAME = re.compile(r"[a-zA-Z0-9\-_.:@#,/+ ]+")
 #: the broker's own default since 4.0 (https://www.rabbitmq.com/docs/quorum-queues#poison-message-handling)
 DEFAULT_CRASH_LIMIT = 20
+
+#: the header x-last-death-reason is there from this version on
+_LAST_DEATH_SINCE: Version = (3, 13)
+#: deaths that no consumer asked for: they lead to the dead-letter queue
+_BROKERS_DEATHS = ("delivery_limit", "expired", "maxlen")
 
 QUEUE_TYPES = ("quorum", "classic")
 JOURNALS = ("stream", "live")
@@ -144,26 +147,26 @@ class Topology:
     ) -> None:
         put = object.__setattr__
         put(self, "name", name)
-        put(self, "delays", _delays(delays))
+        put(self, "delays", checked_delays(delays))
         put(self, "bindings", tuple(bindings))
         put(self, "queue_type", queue_type)
         put(self, "crash_limit", crash_limit)
         put(self, "journal", journal)
-        put(self, "journal_max_age", _duration("journal_max_age", journal_max_age))
+        put(self, "journal_max_age", checked_duration("journal_max_age", journal_max_age))
         put(self, "journal_max_bytes", journal_max_bytes)
         put(self, "dlq_type", dlq_type)
         self._check()
 
     def _check(self) -> None:
-        _one_of("queue_type", self.queue_type, QUEUE_TYPES)
-        _one_of("journal", self.journal, JOURNALS)
+        check_word("queue_type", self.queue_type, QUEUE_TYPES)
+        check_word("journal", self.journal, JOURNALS)
         if self.dlq_type is not None:
-            _one_of("dlq_type", self.dlq_type, QUEUE_TYPES)
+            check_word("dlq_type", self.dlq_type, QUEUE_TYPES)
         if self.name.startswith("amq."):
             raise ConfigurationError(f"name: {self.name!r} cannot name a queue; names starting 'amq.' are the broker's")
-        _name("name", self.name)
-        _within("crash_limit", self.crash_limit, 1, 1_000_000)
-        _within("journal_max_bytes", self.journal_max_bytes, 1_000_000, 2**62)
+        check_name("name", self.name)
+        check_range("crash_limit", self.crash_limit, 1, 1_000_000)
+        check_range("journal_max_bytes", self.journal_max_bytes, 1_000_000, 2**62)
         if self.journal_max_age < timedelta(seconds=1):
             raise ConfigurationError("journal_max_age: a journal keeps at least one second")
         for derived in (*(rung.queue for rung in self.rungs), self.ladder_exchange, self.lock_queue):
@@ -172,10 +175,10 @@ class Topology:
         own = {exchange.name for exchange in self._exchanges() if not exchange.theirs}
         for place, binding in enumerate(self.bindings):
             key = f"bindings[{place}]"
-            _one_of(f"{key}.type", binding.type, EXCHANGE_TYPES)
+            check_word(f"{key}.type", binding.type, EXCHANGE_TYPES)
             if not binding.exchange:
                 raise ConfigurationError(f"{key}.exchange: the default exchange takes no bindings")
-            _name(f"{key}.exchange", binding.exchange)
+            check_name(f"{key}.exchange", binding.exchange)
             if binding.exchange in own:
                 raise ConfigurationError(f"{key}.exchange: {binding.exchange!r} is this topology's own")
             if len(binding.key.encode()) > MAX_NAME_BYTES:
@@ -271,7 +274,11 @@ class Topology:
 
     def entities(self, version: Version) -> Entities:
         """The exchanges, queues and bindings for a broker of this version."""
-        return Entities(self._exchanges(), self._queues(version), self._bindings())
+        return Entities(self._exchanges(), self._queues(version), self._bindings(version))
+
+    def outdated_bindings(self, version: Version) -> tuple[BindingEntity, ...]:
+        """What an older broker needed and this one must not have: it may have been upgraded."""
+        return () if version < _LAST_DEATH_SINCE else self._first_deaths()
 
     def _exchanges(self) -> tuple[ExchangeEntity, ...]:
         theirs = {
@@ -323,10 +330,28 @@ class Topology:
             "x-stream-max-segment-size-bytes": min(50_000_000, self.journal_max_bytes // 2),
         }
 
-    def _bindings(self) -> tuple[BindingEntity, ...]:
-        deaths = [("rejected", self.retry_exchange)] + [
-            (reason, self.dlx) for reason in ("delivery_limit", "expired", "maxlen")
-        ]
+    def _first_deaths(self) -> tuple[BindingEntity, ...]:
+        """For brokers that put no header on a message that tells of its last death.
+
+        A message that expires in the work queue would go up the ladder, and the broker drops what comes round without
+        a rejection. It can expire there as its first death only: dying takes the expiration away.
+        """
+        return tuple(
+            BindingEntity(
+                self.dead_exchange,
+                self.dlx,
+                "exchange",
+                arguments={
+                    "x-match": "all-with-x",
+                    "x-first-death-queue": self.name,
+                    "x-first-death-reason": reason,
+                },
+            )
+            for reason in _BROKERS_DEATHS
+        )
+
+    def _bindings(self, version: Version) -> tuple[BindingEntity, ...]:
+        deaths = [("rejected", self.retry_exchange)] + [(reason, self.dlx) for reason in _BROKERS_DEATHS]
         ladder = [
             BindingEntity(self.retry_exchange, above.queue, "queue", rung.key)
             for rung, above in zip(self.rungs, self.rungs[1:], strict=False)
@@ -344,6 +369,7 @@ class Topology:
                 )
                 for reason, exchange in deaths
             ),
+            *(self._first_deaths() if version < _LAST_DEATH_SINCE else ()),
             BindingEntity(self.first_exchange, self.rungs[0].queue, "queue"),
             *ladder,
             BindingEntity(self.retry_exchange, self.dlx, "exchange", self.rungs[-1].key),
@@ -353,48 +379,3 @@ class Topology:
                 for binding in self.bindings
             ),
         )
-
-
-def _one_of(key: str, value: str, words: tuple[str, ...]) -> None:
-    if value not in words:
-        raise ConfigurationError(f"{key}: {value!r} is none of {', '.join(words)}")
-
-
-def _within(key: str, value: int, least: int, most: int) -> None:
-    if not least <= value <= most:
-        raise ConfigurationError(f"{key}: {value} is not between {least:,} and {most:,}")
-
-
-def _name(key: str, name: str) -> None:
-    if not _NAME.fullmatch(name):
-        raise ConfigurationError(f"{key}: {name!r}: a name is made of a-z, A-Z, 0-9, space and - _ . : @ # , / +")
-    if len(name) > MAX_NAME_BYTES:
-        raise ConfigurationError(f"{key}: {name!r} is longer than {MAX_NAME_BYTES} bytes")
-
-
-def _duration(key: str, value: str | timedelta) -> timedelta:
-    try:
-        return parse_duration(value)
-    except ValueError as error:
-        raise ConfigurationError(f"{key}: {error}") from error
-
-
-def _delays(values: Iterable[str | timedelta]) -> tuple[timedelta, ...]:
-    if isinstance(values, str):
-        raise ConfigurationError(f'delays: {values!r} is one text; write a list, like ["5s", "30s"]')
-    delays = []
-    for place, value in enumerate(values):
-        key = f"delays[{place}]"
-        delay = _duration(key, value)
-        try:
-            count = milliseconds(delay)
-        except ValueError as error:
-            raise ConfigurationError(f"{key}: {error}") from error
-        if count <= 0:
-            raise ConfigurationError(f"{key}: {value} is not above zero; a failed message has to wait")
-        if count > MAX_MILLISECONDS:
-            raise ConfigurationError(f"{key}: {value} is longer than RabbitMQ's 32-bit milliseconds, 49.7 days")
-        delays.append(delay)
-    if not 1 <= len(delays) <= MAX_RUNGS:
-        raise ConfigurationError(f"delays: {len(delays)} given; a ladder has 1 to {MAX_RUNGS} rungs")
-    return tuple(delays)

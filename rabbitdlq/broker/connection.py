@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
@@ -13,7 +14,7 @@ import aiormq.channel
 from yarl import URL
 
 from rabbitdlq.broker.reader import FrameTransport
-from rabbitdlq.broker.translate import shown_url, translated
+from rabbitdlq.broker.translate import AT_BEHIND_HOST, shown_url, translated
 from rabbitdlq.errors import BrokerUnavailable, ConfigurationError
 from rabbitdlq.topology import Version
 
@@ -24,6 +25,7 @@ DEFAULT_URL = "amqp://guest:guest@127.0.0.1:5672/"
 HEARTBEAT_SECONDS = 8
 CONNECT_TIMEOUT = timedelta(seconds=10)
 CLOSE_TIMEOUT = timedelta(seconds=5)
+_URL_FORM = "write amqp://user:password@host:port/vhost, with characters like / @ # : of a password as %2F %40 %23 %3A"
 
 #: a channel of the layer under aio-pika: frames and tags as they are on the wire
 Channel = aiormq.channel.Channel
@@ -41,6 +43,7 @@ class _RawConnection(aio_pika.Connection):
 class _Server:
     version: Version
     frame_max: int
+    vhost: str
 
 
 class Connection:
@@ -74,7 +77,7 @@ class Connection:
         version = str(_text(lower.server_properties.get("version"))) if lower.server_properties else ""
         # a limit of 0 means none, but a frame has to end somewhere
         frame_max = lower.connection_tune.frame_max or 131_072
-        return cls(raw, _Server(parse_version(version), frame_max), url)
+        return cls(raw, _Server(parse_version(version), frame_max, lower.vhost), url)
 
     @property
     def version(self) -> Version:
@@ -85,6 +88,11 @@ class Connection:
     def frame_max(self) -> int:
         """The largest frame in bytes: a message's headers have to fit into one."""
         return self._server.frame_max
+
+    @property
+    def vhost(self) -> str:
+        """The virtual host."""
+        return self._server.vhost
 
     @property
     def user(self) -> str:
@@ -165,13 +173,18 @@ def _checked_url(url: str) -> URL:
         parsed = URL(url)
         port = parsed.port
     except ValueError as error:
-        raise ConfigurationError(f"broker URL: {error}; write amqp://user:password@host:port/vhost") from error
+        raise ConfigurationError(f"broker URL: {error}; {_URL_FORM}") from error
+    if AT_BEHIND_HOST.search(url):
+        # what was meant to be the password has been read as port and path: it must not be shown
+        raise ConfigurationError(f"broker URL: there is an @ behind the host; {_URL_FORM}")
     if parsed.scheme not in {"amqp", "amqps"}:
-        raise ConfigurationError(
-            f"broker URL: {shown_url(url)!r} is not amqp:// or amqps://; write amqp://user:password@host:port/vhost"
-        )
+        raise ConfigurationError(f"broker URL: {shown_url(url)!r} is not amqp:// or amqps://; {_URL_FORM}")
     if not parsed.host:
-        raise ConfigurationError(f"broker URL: {shown_url(url)!r} names no host")
+        raise ConfigurationError(f"broker URL: {shown_url(url)!r} names no host; {_URL_FORM}")
+    for name in ("cafile", "capath", "certfile", "keyfile"):
+        path = parsed.query.get(name)
+        if parsed.scheme == "amqps" and path is not None and not os.path.exists(path):
+            raise ConfigurationError(f"broker URL: {name}: there is no {path}")
     if "heartbeat" not in parsed.query:
         parsed = parsed.update_query(heartbeat=HEARTBEAT_SECONDS)
     return parsed if port else parsed.with_port(5671 if parsed.scheme == "amqps" else 5672)

@@ -8,7 +8,7 @@ from typing import Literal
 from rabbitdlq.broker.connection import CONNECT_TIMEOUT, Channel, Connection, close_channel
 from rabbitdlq.broker.translate import Difference, difference, translated
 from rabbitdlq.durations import MAX_RUNGS
-from rabbitdlq.errors import AccessDenied, EntityNotFound, TopologyMismatch
+from rabbitdlq.errors import AccessDenied, ConfigurationError, EntityNotFound, TopologyMismatch
 from rabbitdlq.topology import BindingEntity, Entities, ExchangeEntity, QueueEntity, Topology
 
 __all__ = [
@@ -114,6 +114,10 @@ async def apply_topology(connection: Connection, topology: Topology, *, migrate:
                 if changed_ladder:
                     await _migrate(channel, topology, changed_ladder[0].found)
                 await _declare_missing(channel, entities, report)
+                for binding in topology.outdated_bindings(connection.version):
+                    await channel.exchange_unbind(
+                        destination=binding.destination, source=binding.source, arguments=dict(binding.arguments)
+                    )
     finally:
         await close_channel(channel)
     return report
@@ -264,7 +268,14 @@ async def _migrate(channel: Channel, topology: Topology, old_mark: str) -> None:
     Between the two steps a failed message finds its key unbound and waits in the first rung: a longer way, no loss.
     With both ladders bound at once it would wait in two rungs and come back twice.
     """
-    old = Topology(topology.name, old_mark.split("."), queue_type=topology.queue_type)
+    try:
+        old = Topology(topology.name, old_mark.split("."), queue_type=topology.queue_type)
+    except ConfigurationError as error:
+        raise TopologyMismatch(
+            f"topology of {topology.name!r}: the ladder that is there is too long for the broker's answer to tell it, "
+            f"so it cannot be replaced; nothing was changed. Let its rungs run empty, unbind and delete them, delete "
+            f"the exchange {topology.ladder_exchange!r}, and apply again"
+        ) from error
     new = {(rung.queue, rung.number) for rung in topology.rungs}
     for below, rung in zip(old.rungs, old.rungs[1:], strict=False):
         if (rung.queue, rung.number) not in new:

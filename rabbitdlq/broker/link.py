@@ -1,7 +1,8 @@
 """A connection for publishing only: opened when it is needed, and again when it was lost.
 
-Parking and the journal have one of their own, because a connection that publishes is blocked by a memory or disk
-alarm, and a blocked connection stops its acks too (https://www.rabbitmq.com/docs/connection-blocked).
+Parking has one of its own, because a connection that publishes is blocked by a memory or disk alarm, and a blocked
+connection stops its acks too (https://www.rabbitmq.com/docs/connection-blocked). The journal has another, because a
+publish to an exchange that is missing or forbidden takes down what else is under way on its connection.
 """
 
 import asyncio

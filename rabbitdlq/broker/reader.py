@@ -12,6 +12,7 @@ import struct
 from typing import Any, cast
 
 import aiormq.connection
+import aiormq.exceptions as lower
 from yarl import URL
 
 from rabbitdlq.wire import Properties, WireError, shorten
@@ -21,6 +22,7 @@ __all__ = ["FrameTransport", "original_properties", "publish_key"]
 _FRAME = struct.Struct(">BHI")
 _METHOD, _HEADER = 1, 2
 _DELIVER, _RETURN, _GET_OK = (struct.pack(">HH", 60, method) for method in (60, 50, 71))
+_OPEN_OK, _CLOSE = (struct.pack(">HH", 10, method) for method in (41, 50))
 _FLAG_HEADERS, _FLAG_MESSAGE_ID = 1 << 13, 1 << 7
 _ENTRY = "raw"
 
@@ -50,6 +52,7 @@ class FrameReader:
     def __init__(self, reader: asyncio.StreamReader) -> None:
         self._reader = reader
         self._ahead = b""
+        self._opened = False
         #: channels whose next content header belongs to a returned publish
         self._returning: set[int] = set()
 
@@ -79,6 +82,8 @@ class FrameReader:
             return start + await self._reader.readexactly(1)
         kind, channel, size = _FRAME.unpack(start)
         rest = await self._reader.readexactly(size + 1)
+        if kind == _METHOD and not self._opened:
+            self._watch_opening(rest)
         if kind == _HEADER:
             payload = self._wrapped(channel, rest[:-1])
         elif kind == _METHOD and rest[:4] in (_DELIVER, _RETURN, _GET_OK):
@@ -88,6 +93,16 @@ class FrameReader:
         else:
             return start + rest
         return _FRAME.pack(kind, channel, len(payload)) + payload + rest[-1:]
+
+    def _watch_opening(self, method: bytes) -> None:
+        """Raise the broker's own words when it ends the opening: the library would only say that it expected others."""
+        self._opened = method[:4] == _OPEN_OK
+        if method[:4] == _CLOSE:
+            (code,) = struct.unpack_from(">H", method, 4)
+            text = method[7 : 7 + method[6]].decode("utf-8", "backslashreplace")
+            if code in {403, 530}:
+                raise lower.ConnectionNotAllowed(text)
+            raise lower.ConnectionClosed(code, text)
 
     def _wrapped(self, channel: int, payload: bytes) -> bytes:
         fixed, raw = payload[:12], payload[12:]

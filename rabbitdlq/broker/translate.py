@@ -1,6 +1,7 @@
 """From the client library's errors to ours: the only place that knows both."""
 
 import asyncio
+import errno
 import re
 import ssl
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from rabbitdlq.errors import (
     Unroutable,
 )
 
-__all__ = ["LOWER_ERRORS", "Difference", "difference", "shown_url", "translate", "translated"]
+__all__ = ["AT_BEHIND_HOST", "LOWER_ERRORS", "Difference", "difference", "shown_url", "translate", "translated"]
 
 #: everything that a call into the client library raises because of the broker, the network or a closed channel
 LOWER_ERRORS = (
@@ -38,6 +39,9 @@ _INEQUIVALENT = re.compile(
     r"received (?P<received>.*) but current is (?P<current>.*)",
     re.DOTALL,
 )
+_INEQUIVALENT_CUT = re.compile(r"inequivalent arg '(?P<argument>[^']+)' for (?:queue|exchange) ")
+#: a password with a character that ends it early: what was to be the host follows behind the @
+AT_BEHIND_HOST = re.compile(r"://[^/?#]*[/?#].*@")
 _TYPED = re.compile(r"(?:the value )?'(.*)'(?: of type '\w+')?")
 
 
@@ -49,17 +53,26 @@ class Difference(tuple[str, str, str]):
 
 def difference(error: BaseException) -> Difference | None:
     """What differs, where ``error`` is the broker's refusal of a declaration with other arguments."""
-    match = _INEQUIVALENT.search(str(error))
-    if match is None:
-        return None
-    received, current = (_TYPED.sub(r"\1", match[part]) for part in ("received", "current"))
-    return Difference((match["argument"], received, current))
+    text = str(error)
+    match = _INEQUIVALENT.search(text)
+    if match is not None:
+        received, current = (_TYPED.sub(r"\1", match[part]) for part in ("received", "current"))
+        return Difference((match["argument"], received, current))
+    # the broker cuts its answer at 255 bytes, and long names and arguments leave no room for both values
+    match = _INEQUIVALENT_CUT.search(text)
+    return (
+        Difference((match["argument"], "as the topology says", "something else, which does not fit")) if match else None
+    )
 
 
 def shown_url(url: str) -> str:
     """The URL without its password, and without the query, where client certificates and keys are named."""
+    if AT_BEHIND_HOST.search(url):
+        return "(a URL with an @ behind the host)"
     try:
         parsed = URL(url)
+        if "@" in url and parsed.user is None and parsed.password is None:  # without a scheme it is read as a path
+            return f"***@{url.rpartition('@')[2].partition('?')[0]}"
         return str((parsed.with_password("***") if parsed.password else parsed).with_query(None))
     except ValueError:
         return "(an unreadable URL)"
@@ -67,16 +80,18 @@ def shown_url(url: str) -> str:
 
 def translate(error: BaseException, what: str) -> BrokerError:  # noqa: PLR0911, PLR0912 - one case a kind of error
     """Our error for a lower one; ``what`` says what was being done."""
+    if isinstance(error.__cause__, lower.ConnectionClosed):
+        error = error.__cause__  # the broker's own words, in the wrapping of the library's frame reading
     text = _text(error)
     match error:
         case BrokerError():
             return error
         case lower.PublishError():
-            return Unroutable(f"{what}: no queue took the message ({_returned(error)}); is the queue declared?")
+            return Unroutable(f"{what}: no queue took the message; is the queue declared, or bound with that key?")
         case lower.DeliveryError():
             return PublishRefused(f"{what}: the broker refused the message; is the queue full or unavailable?")
         case lower.ProbableAuthenticationError() | lower.AuthenticationError() | lower.ConnectionNotAllowed():
-            return AccessDenied(f"{what}: {text}; check user, password, virtual host and permissions in the URL")
+            return AccessDenied(f"{what}: {text.rstrip('.')}; check user, password and virtual host in the URL")
         case lower.ChannelAccessRefused():
             return AccessDenied(f"{what}: {text}; grant the permission, or use an account that has it")
         case lower.ChannelNotFoundEntity():
@@ -87,8 +102,8 @@ def translate(error: BaseException, what: str) -> BrokerError:  # noqa: PLR0911,
             return BrokerError(f"{what}: {text}")
         case lower.MethodNotImplemented():
             return BrokerError(f"{what}: the broker does not implement {text}")
-        case ssl.SSLError():
-            return BrokerUnavailable(f"{what}: TLS failed: {text}; check the certificate, the host name and the port")
+        case _ if tls := _tls_error(error):
+            return BrokerUnavailable(f"{what}: TLS failed: {_tls_reason(tls)}")
         case asyncio.TimeoutError():
             return BrokerUnavailable(f"{what}: no answer in time")
         case lower.AMQPConnectionError() | ConnectionError() | OSError() | EOFError():
@@ -104,17 +119,28 @@ def translate(error: BaseException, what: str) -> BrokerError:  # noqa: PLR0911,
 def _text(error: BaseException) -> str:
     cause = error.__cause__
     text = " ".join(str(part) for part in error.args if part not in (None, "")) if error.args else str(error)
-    if isinstance(error, OSError) and error.strerror:
-        text = error.strerror
-    elif isinstance(cause, OSError) and cause.strerror:
-        text = cause.strerror
+    for system in (error, cause):
+        if isinstance(system, OSError) and system.strerror:
+            if system.errno == errno.ECONNREFUSED:
+                return "connection refused; does the broker run, and is the port right?"
+            return system.strerror
     return text or type(error).__name__
 
 
-def _returned(error: lower.PublishError) -> str:
-    frame = error.frame
-    exchange = getattr(frame, "exchange", "") or "the default exchange"
-    return f"{getattr(frame, 'reply_text', '')}: {exchange}, key {getattr(frame, 'routing_key', '')!r}"
+def _tls_error(error: BaseException) -> ssl.SSLError | None:
+    """The failed handshake; the library hides it behind an error of its own."""
+    return next((each for each in (error, error.__cause__) if isinstance(each, ssl.SSLError)), None)
+
+
+def _tls_reason(error: ssl.SSLError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return (
+            f"the broker's certificate is not trusted: {error.verify_message}; name its authority's certificate with "
+            "?cafile=/path/ca.pem at the end of the URL"
+        )
+    if error.reason == "WRONG_VERSION_NUMBER":
+        return "what listens on that port does not speak TLS; the usual port for amqps:// is 5671"
+    return f"{error.reason or error}; check the certificates and the port"
 
 
 @contextmanager

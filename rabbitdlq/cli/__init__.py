@@ -1,6 +1,7 @@
 """The command line: thin. Data goes to stdout, words and progress to stderr."""
 
 import errno
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +13,7 @@ from rabbitdlq.broker import DEFAULT_URL
 from rabbitdlq.cli import broker, consume, demo, dlq, journal, publish, topology
 from rabbitdlq.cli.options import Options
 from rabbitdlq.errors import ConfigurationError, RabbitDLQError
+from rabbitdlq.logs import configure_logs
 
 __all__ = ["app", "main"]
 
@@ -56,13 +58,16 @@ def options(
     ] = False,
 ) -> None:
     """Options of every command."""
+    # what a library call warns of is told on stderr: stdout is for data
+    configure_logs("console", "warning")
     context.obj = Options(url=url, management_url=management_url, topology_file=topology)
 
 
 def main() -> None:
     """Run a command and turn errors into one clear line and an exit code."""
+    _replace_closed_streams()
     try:
-        app()
+        app(prog_name="rabbitdlq")
     except ConfigurationError as error:
         _fail(error, 2)
     except RabbitDLQError as error:
@@ -77,9 +82,20 @@ def main() -> None:
     except OSError as error:
         if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EIO, errno.ENOENT}:
             raise
-        _fail(error, 1)
+        _fail(f"{error.filename or 'writing the output'}: {error.strerror}", 1)
 
 
-def _fail(error: BaseException, code: int) -> None:
+def _replace_closed_streams() -> None:
+    """A daemon may have been started with its streams closed: what it says goes nowhere then, and nothing breaks.
+
+    Without this the next socket would take the place of the missing stream.
+    """
+    for name, number in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            mode = "r" if number == 0 else "w"
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - for the process's life
+
+
+def _fail(error: BaseException | str, code: int) -> None:
     print(f"rabbitdlq: {error}", file=sys.stderr)
     sys.exit(code)

@@ -66,7 +66,7 @@ def run(command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", he
     """
     if shutil.which(command[0]) is None:
         raise typer.BadParameter(f"there is no program {command[0]}", param_hint="COMMAND")
-    with _stopping_orderly(), obtain_broker() as address:
+    with stopping_orderly(), obtain_broker() as address:
         code = _run_child(command, address)
     raise typer.Exit(code)
 
@@ -93,7 +93,7 @@ def _lines(status: BrokerStatus) -> Iterator[str]:
 
 
 @contextmanager
-def _stopping_orderly() -> Iterator[None]:
+def stopping_orderly() -> Iterator[None]:
     """Turn SIGTERM into an exit that passes through every ``finally``, so that no broker is left running."""
 
     def leave(_number: int, _frame: FrameType | None) -> None:

@@ -5,6 +5,7 @@ import importlib
 import os
 import signal
 import sys
+import traceback
 from datetime import timedelta
 from typing import Annotated
 
@@ -21,7 +22,7 @@ __all__ = ["consume", "load_handler"]
 
 def consume(
     context: typer.Context,
-    queue: Annotated[str, typer.Argument(help="The work queue, one of the topology file.")],
+    queue: Annotated[str, typer.Argument(metavar="QUEUE", help="The work queue, one of the topology file.")],
     handler: Annotated[
         str, typer.Option(metavar="MODULE:FUNCTION", help="What to call with each message, found from here.")
     ],
@@ -79,6 +80,13 @@ def _duration(option: str, text: str) -> timedelta:
         raise ConfigurationError(f"{option}: {error}") from error
 
 
+def _place(error: BaseException) -> str:
+    """Where in the user's files it broke."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
+    own = [frame for frame in frames if frame.filename not in (__file__, importlib.__file__)]
+    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+
+
 def load_handler(path: str) -> Handler:
     """The function that ``module:function`` names, found from the current directory.
 
@@ -92,9 +100,10 @@ def load_handler(path: str) -> Handler:
         sys.path.insert(0, os.getcwd())
     try:
         found: object = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script without the __name__ guard may end itself
         raise ConfigurationError(
-            f"--handler: module {module_name!r} cannot be imported from {os.getcwd()}: {type(error).__name__}: {error}"
+            f"--handler: module {module_name!r} cannot be imported from {os.getcwd()}: {type(error).__name__}: "
+            f"{error}{_place(error)}"
         ) from error
     for part in name.split("."):
         if not hasattr(found, part):

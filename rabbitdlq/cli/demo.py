@@ -1,6 +1,7 @@
 """``rabbitdlq demo``: the whole story in half a minute, told with the real commands on a real broker."""
 
 import asyncio
+import contextlib
 import json
 import os
 import shlex
@@ -14,21 +15,23 @@ from typing import Any
 
 import typer
 
-from rabbitdlq.broker import Connection, apply_topology, check_topology, delete_topology
+from rabbitdlq.broker import Connection, apply_topology, check_topology, close_channel, delete_topology, translated
+from rabbitdlq.cli.broker import stopping_orderly
 from rabbitdlq.cli.options import Options, options_of
 from rabbitdlq.dead_letters import DLQManager
 from rabbitdlq.definitions import definitions
 from rabbitdlq.demo import FAILING, TOPOLOGY_FILE, jsonl
-from rabbitdlq.errors import AccessDenied, BrokerUnavailable, ConfigurationError
-from rabbitdlq.management import import_definitions
+from rabbitdlq.errors import BrokerError, ConfigurationError
 from rabbitdlq.settings import load_topologies
-from rabbitdlq.topology import Topology, Version
+from rabbitdlq.topology import Topology
 
 __all__ = ["demo"]
 
 QUEUE = "orders"
 #: the files that ``make definitions`` writes, by the broker's major version
 FILES = {3: "orders-3.x.json", 4: "orders.json"}
+#: the application's exchange, which others may have, too
+SHOP = frozenset({("exchange", "shop")})
 
 
 def demo(context: typer.Context) -> None:
@@ -37,7 +40,8 @@ def demo(context: typer.Context) -> None:
     Declares the work queue "orders" and deletes what it declared at the end; a queue "orders" that is in use is left
     alone, and the demo says so.
     """
-    Demo(options_of(context)).run()
+    with stopping_orderly():
+        Demo(options_of(context)).run()
 
 
 class Demo:
@@ -56,12 +60,12 @@ class Demo:
 
     def run(self) -> None:
         """Tell the story; whatever happens, what was declared is deleted."""
-        existed = asyncio.run(self._prepare())
+        found = asyncio.run(self._look())
         try:
+            print(asyncio.run(self._prepare()))
             self._tell()
         finally:
-            if not existed:
-                asyncio.run(self._clear())
+            asyncio.run(self._clear(found))
 
     # --- the story
 
@@ -107,26 +111,32 @@ class Demo:
             _program(*words), env={**self._environment, **more}, stderr=subprocess.PIPE, text=True
         ) as process:
             assert process.stderr is not None
-            for line in process.stderr:
-                told = _short(line)
-                if told:
-                    print(told, flush=True)
+            try:
+                for line in process.stderr:
+                    if told := _short(line):
+                        print(told, flush=True)
+            except BaseException:
+                process.terminate()
+                raise
         if process.returncode:
             raise typer.Exit(process.returncode)
 
     # --- around it
 
-    async def _prepare(self) -> bool:
-        """Declare the topology, from the definitions if the management API is known; gives whether it was there."""
+    async def _look(self) -> frozenset[tuple[str, str]]:
+        """What of the topology is there already; raises :class:`ConfigurationError` where it is in use."""
         async with await Connection.open(self._options.url, "rabbitdlq demo") as connection:
-            report = await check_topology(connection, self._topology)
-            existed = bool(report.present - {("exchange", "shop")})
-            if existed:
-                await self._refuse_to_disturb()
-            source = self._import(connection.version)
+            found = (await check_topology(connection, self._topology)).present
+        if found - SHOP:
+            await self._refuse_to_disturb()
+        return found
+
+    async def _prepare(self) -> str:
+        """Declare the topology, from the definitions if the management API is known; gives what was done."""
+        async with await Connection.open(self._options.url, "rabbitdlq demo") as connection:
+            source = self._import(connection)
             await apply_topology(connection, self._topology)
-        print(f"topology loaded from {source}" if source else "topology declared")
-        return existed
+        return f"topology loaded from {source}" if source else "topology declared"
 
     async def _refuse_to_disturb(self) -> None:
         async with DLQManager(self._topology, url=self._options.url) as manager:
@@ -137,19 +147,22 @@ class Demo:
                 "with 'rabbitdlq broker run -- rabbitdlq demo' and RABBITDLQ_URL unset"
             )
 
-    def _import(self, version: Version) -> str | None:
+    def _import(self, connection: Connection) -> str | None:
         """Load the definitions by the management API, where its URL is known; gives where they came from."""
         url = self._options.management_url
         if url is None:
             return None
+        from rabbitdlq.management import import_definitions  # noqa: PLC0415 - its HTTP client is slow to import
+
+        version = connection.version
         path = Path("definitions", FILES[4 if version >= (4, 0) else 3])
         if path.is_file() and version[:2] not in {(3, 13), (3, 12)}:
             values, source = json.loads(path.read_text()), str(path)
         else:
             values, source = definitions([self._topology], version), "definitions made for this version"
         try:
-            import_definitions(url, _without_accounts(values))
-        except (AccessDenied, BrokerUnavailable):
+            import_definitions(url, _entities_only(values, connection.vhost))
+        except BrokerError:
             return None  # over AMQP then; the management API is a convenience here
         return source
 
@@ -163,18 +176,26 @@ class Demo:
 
         return asyncio.run(look())
 
-    async def _clear(self) -> None:
+    async def _clear(self, found: frozenset[tuple[str, str]]) -> None:
+        """Delete what was declared here; what had been there before stays."""
         async with await Connection.open(self._options.url, "rabbitdlq demo") as connection:
-            await delete_topology(connection, self._topology)
+            if not found - SHOP:
+                await delete_topology(connection, self._topology)
+            if not found:
+                channel = await connection.channel()
+                with contextlib.suppress(BrokerError), translated("deleting the exchange 'shop'"):
+                    await channel.exchange_delete("shop", if_unused=True)  # others may have bound to it meanwhile
+                await close_channel(channel)
 
 
 def _program(*words: str) -> list[str]:
     return [sys.executable, "-m", "rabbitdlq", *words]
 
 
-def _without_accounts(values: dict[str, Any]) -> dict[str, Any]:
-    """The demo needs no accounts, and a broker that is there should not get any from it."""
-    return {key: value for key, value in values.items() if key not in {"users", "permissions", "vhosts"}}
+def _entities_only(values: dict[str, Any], vhost: str) -> dict[str, Any]:
+    """Without accounts, which the demo needs not and must not leave behind, and for this virtual host."""
+    kinds = ("exchanges", "queues", "bindings")
+    return {kind: [entity | {"vhost": vhost} for entity in values[kind]] for kind in kinds}
 
 
 def _short(line: str) -> str:

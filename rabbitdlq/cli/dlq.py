@@ -16,7 +16,7 @@ __all__ = ["app"]
 
 app = typer.Typer(help="Look at dead letters, send them back, delete them.", no_args_is_help=True)
 
-Queue = Annotated[str, typer.Argument(help="The work queue, one of the topology file.")]
+Queue = Annotated[str, typer.Argument(metavar="QUEUE", help="The work queue, one of the topology file.")]
 Json = Annotated[bool, typer.Option("--json", help="As JSON Lines.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
@@ -24,7 +24,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 @app.command()
 def summary(
     context: typer.Context,
-    queues: Annotated[list[str] | None, typer.Argument(metavar="[QUEUE...]", help="All unless named.")] = None,
+    queues: Annotated[list[str] | None, typer.Argument(metavar="QUEUE", help="All of the file unless named.")] = None,
     as_json: Json = False,
 ) -> None:
     """How many messages wait, are on the ladder, and are dead, by work queue."""
@@ -64,7 +64,8 @@ def list_letters(
             count = await manager.count()
         if not as_json:
             display(render.table(rows))
-            say(f"{len(rows):,} of {count:,} dead letters of {queue}")
+            more = "; --limit 0 lists all" if limit and len(rows) == limit < count else ""
+            say(f"{len(rows):,} of {count:,} dead letters of {queue}{more}")
         return count
 
     run(work())
@@ -74,7 +75,7 @@ def list_letters(
 def show(
     context: typer.Context,
     queue: Queue,
-    id: Annotated[str, typer.Argument(help="Message id or park id.")],
+    id: Annotated[str, typer.Argument(metavar="ID", help="Message id or park id.")],
     as_json: Json = False,
 ) -> None:
     """Show one dead letter: the message, its attempts, the error with its traceback."""
@@ -95,7 +96,7 @@ def show(
 def replay(
     context: typer.Context,
     queue: Queue,
-    ids: Annotated[list[str] | None, typer.Argument(metavar="[ID...]", help="Message ids or park ids.")] = None,
+    ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="Message ids or park ids.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="All that are there now.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -155,7 +156,7 @@ async def _replay(options: Options, queue: str, ids: list[str]) -> tuple[ReplayR
 def drop(
     context: typer.Context,
     queue: Queue,
-    ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Message ids or park ids.")],
+    ids: Annotated[list[str], typer.Argument(metavar="ID", help="Message ids or park ids.")],
     yes: Yes = False,
 ) -> None:
     """Delete dead letters for good."""
@@ -188,12 +189,15 @@ def purge(context: typer.Context, queue: Queue, yes: Yes = False) -> None:
     options = options_of(context)
     topology = options.topology(queue)
 
-    async def work() -> int | None:
+    async def count() -> int:
         async with DLQManager(topology, url=options.url) as manager:
-            count = await manager.count()
-            if not yes:
-                question = f"Delete all {count:,} dead letters of {queue} for good?"
-                await asyncio.to_thread(typer.confirm, question, abort=True, err=True)
+            return await manager.count()
+
+    async def work() -> int:
+        async with DLQManager(topology, url=options.url) as manager:
             return await manager.purge()
 
+    # asked outside of the event loop, where Ctrl-C ends a question at once
+    if not yes:
+        typer.confirm(f"Delete all {run(count()):,} dead letters of {queue} for good?", abort=True, err=True)
     say(f"purged {run(work()):,}")

@@ -19,7 +19,7 @@ __all__ = ["journal"]
 
 def journal(
     context: typer.Context,
-    queue: Annotated[str, typer.Argument(help="The work queue, one of the topology file.")],
+    queue: Annotated[str, typer.Argument(metavar="QUEUE", help="The work queue, one of the topology file.")],
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written from now on.")] = False,
     since: Annotated[str | None, typer.Option(help="Only the last while, like 2h; all there is unless given.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON Lines.")] = False,

@@ -1,12 +1,14 @@
 """``rabbitdlq publish``: JSON Lines into a work queue."""
 
 import asyncio
+import codecs
 import contextlib
 import json
+import os
 import sys
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
-from typing import Annotated, BinaryIO
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from typing import Annotated, Any
 
 import typer
 
@@ -17,37 +19,71 @@ from rabbitdlq.producer import Producer
 
 __all__ = ["publish"]
 
-READ_BYTES = 1 << 16
+READ_BYTES = 1 << 18
 
 
 def publish(
     context: typer.Context,
-    queue: Annotated[str, typer.Argument(help="The work queue.")],
-    file: Annotated[str, typer.Argument(metavar="[FILE|-]", help="JSON Lines, one payload a line; - is stdin.")] = "-",
+    queue: Annotated[str, typer.Argument(metavar="QUEUE", help="The work queue.")],
+    file: Annotated[str, typer.Argument(metavar="FILE|-", help="JSON Lines, one payload a line; - is stdin.")] = "-",
     exchange: Annotated[str, typer.Option(help="Publish through this exchange instead of to the queue itself.")] = "",
     routing_key: Annotated[
         str | None, typer.Option(help="With --exchange: the routing key; the queue's name unless given.")
     ] = None,
     window: Annotated[int, typer.Option(min=1, max=100_000, help="Publishes in flight at once.")] = 500,
 ) -> None:
-    """Publish payloads: persistent, mandatory, confirmed. Bad lines are named, the others go on (exit code 3)."""
+    """Publish payloads: persistent, mandatory, confirmed. Bad lines are named, the others go on (exit code 3).
+
+    Ctrl-C: no more lines are sent, those in flight are waited for, and the last line sent is named.
+    """
     work = _Publishing(queue, exchange, routing_key)
-    with _opened(file) as stream:
-        run(work.run(options_of(context).url, stream, window))
+    with _opened(file) as descriptor:
+        run(work.run(options_of(context).url, descriptor, window))
     raise typer.Exit(work.exit_code())
 
 
 @contextlib.contextmanager
-def _opened(file: str) -> Iterator[BinaryIO]:
+def _opened(file: str) -> Iterator[int]:
     if file == "-":
-        yield sys.stdin.buffer
+        if sys.stdin.isatty():
+            say("one payload a line; Ctrl-D ends the input")
+        yield sys.stdin.fileno()
         return
     try:
-        stream = Path(file).open("rb")  # noqa: SIM115 - only opening it may fail as wrong use
+        descriptor = os.open(file, os.O_RDONLY)
+        os.read(descriptor, 0)  # a directory can be opened
     except OSError as error:
         raise ConfigurationError(f"{file}: cannot be read: {error.strerror}") from error
-    with stream:
-        yield stream
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+async def _read(descriptor: int) -> bytes:
+    """The next bytes, none at the end. In a thread that does not keep the process alive: a pipe may stay silent."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[bytes] = loop.create_future()
+
+    def finish(data: bytes, error: OSError | None) -> None:
+        if future.done():
+            return
+        if error is None:
+            future.set_result(data)
+        else:
+            future.set_exception(error)
+
+    def read() -> None:
+        data, error = b"", None
+        try:
+            data = os.read(descriptor, READ_BYTES)
+        except OSError as raised:
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the command has ended meanwhile
+            loop.call_soon_threadsafe(finish, data, error)
+
+    threading.Thread(target=read, name="rabbitdlq-publish-input", daemon=True).start()
+    return await future
 
 
 class _Publishing:
@@ -65,12 +101,12 @@ class _Publishing:
         self.published = 0
         self.failed = 0
 
-    async def run(self, url: str, stream: BinaryIO, window: int) -> None:
+    async def run(self, url: str, descriptor: int, window: int) -> None:
         """Publish all lines; stops reading where the broker is gone or on Ctrl-C, and says where."""
         with stop_on_signals(self._stop), Reporter(f"publishing to {self._queue}") as reporter:
             async with Producer(url, window=window) as producer:
                 reports = producer.send_all(
-                    self._queue, self._payloads(stream), content_type="application/json", **self._route
+                    self._queue, self._payloads(descriptor), content_type="application/json", **self._route
                 )
                 async for report in reports:
                     line = self._numbers.pop(report.place)
@@ -83,33 +119,48 @@ class _Publishing:
                     reporter.at(self.published + self.failed)
         self._tell()
 
-    async def _payloads(self, stream: BinaryIO) -> AsyncIterator[bytes]:
-        rest = b""
-        read1 = getattr(stream, "read1", stream.read)
-        while not self._stop.is_set():
-            data = await asyncio.to_thread(read1, READ_BYTES)
-            lines = (rest + data).split(b"\n")
-            rest = lines.pop()
-            if not data and rest:
-                lines, rest = [rest], b""
-            for line in lines:
-                if self._stop.is_set():
-                    return
-                payload = self._checked(line.removesuffix(b"\r"))
-                if payload is not None:
-                    self._places += 1
-                    self._numbers[self._places] = self._line
-                    yield payload
-            if not data:
-                self._ended = True
+    async def _payloads(self, descriptor: int) -> AsyncIterator[bytes]:
+        async for line in self._lines(descriptor):
+            if self._stop.is_set():
                 return
+            payload = self._checked(line.removesuffix(b"\r"))
+            if payload is not None:
+                self._places += 1
+                self._numbers[self._places] = self._line
+                yield payload
+        self._ended = not self._stop.is_set()
+
+    async def _lines(self, descriptor: int) -> AsyncIterator[bytes]:
+        """The input's lines to its end, or until it is time to stop."""
+        start: list[bytes] = []
+        while (data := await self._unless_stopped(_read(descriptor))) is not None:
+            first, *more = data.split(b"\n")
+            start.append(first)
+            for following in more:
+                yield b"".join(start)
+                start = [following]
+            if not data:
+                if last := b"".join(start):
+                    yield last
+                return
+
+    async def _unless_stopped(self, reading: Coroutine[Any, Any, bytes]) -> bytes | None:
+        read, stopped = asyncio.create_task(reading), asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait([read, stopped], return_when=asyncio.FIRST_COMPLETED)
+            return None if self._stop.is_set() else await read
+        finally:
+            read.cancel()
+            stopped.cancel()
 
     def _checked(self, line: bytes) -> bytes | None:
         self._line += 1
+        if self._line == 1:
+            line = line.removeprefix(codecs.BOM_UTF8)  # some editors begin a file with it; in a body it is an error
         if not line.strip():
             return None
         try:
-            json.loads(line)
+            json.loads(line.decode("utf-8"))
         except (ValueError, RecursionError) as error:
             self._fail(self._line, f"not valid JSON: {error}")
             return None

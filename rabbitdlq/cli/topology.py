@@ -18,7 +18,7 @@ __all__ = ["app", "draw"]
 
 app = typer.Typer(help="Declare, draw, compare and export the queues of the topology file.", no_args_is_help=True)
 
-Queues = Annotated[list[str] | None, typer.Argument(metavar="[QUEUE...]", help="All of the file unless named.")]
+Queues = Annotated[list[str] | None, typer.Argument(metavar="QUEUE", help="All of the file unless named.")]
 Json = Annotated[bool, typer.Option("--json", help="As JSON Lines.")]
 
 

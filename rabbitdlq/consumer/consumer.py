@@ -96,7 +96,9 @@ class Consumer:
         self._settle_time = park_timeout * 3
         self._index = HistoryIndex()
         self._link = PublishLink(url, f"rabbitdlq park {topology.name} {self.worker}")
-        self._writer = JournalWriter(topology, self._link)
+        # not the parks' connection: a journal that is missing or forbidden ends the connection it is written on
+        self._journal_link = PublishLink(url, f"rabbitdlq journal {topology.name} {self.worker}")
+        self._writer = JournalWriter(topology, self._journal_link)
         self._settler = Settler(
             topology, self._link, self._writer, self._index, worker=self.worker, park_timeout=park_timeout
         )
@@ -130,6 +132,7 @@ class Consumer:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
             await self._link.close()
+            await self._journal_link.close()
         return self.summary
 
     # --- sessions

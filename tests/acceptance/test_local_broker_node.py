@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import pty
 import signal
 import socket
 import subprocess
@@ -312,22 +313,25 @@ def test_run_gives_a_command_a_broker_and_hands_on_its_exit_code(home: Path) -> 
     assert not home.exists()
 
 
+#: waits for a signal and half a second for more of them, and exits with a code that tells what came
+_WAITING = """
+import signal, sys, time
+seen = []
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, lambda number, _: seen.append(number))
+print("ready", flush=True)
+deadline = time.monotonic() + 20
+while not seen and time.monotonic() < deadline:
+    time.sleep(0.02)
+time.sleep(0.5)
+sys.exit({(signal.SIGTERM,): 42, (signal.SIGINT,): 43}.get(tuple(seen), 1))
+"""
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 42), (signal.SIGINT, 43)], ids=["SIGTERM", "SIGINT"])
-def test_run_hands_a_signal_on_once_and_leaves_a_node_that_was_up_before(
-    node: LocalBroker, number: int, code: int
-) -> None:
-    waiting = (
-        "import signal, sys, time\n"
-        "seen = []\n"
-        "for number in (signal.SIGTERM, signal.SIGINT):\n"
-        "    signal.signal(number, lambda number, _: seen.append(number))\n"
-        "print('ready', flush=True)\n"
-        "while not seen: time.sleep(0.02)\n"
-        "time.sleep(0.3)\n"
-        "sys.exit({(signal.SIGTERM,): 42, (signal.SIGINT,): 43}.get(tuple(seen), 1))"
-    )
+def test_run_hands_a_signal_on_and_leaves_a_node_that_was_up_before(node: LocalBroker, number: int, code: int) -> None:
     before = node.status()
-    command = [*_BROKER, "run", "--", sys.executable, "-c", waiting]
+    command = [*_BROKER, "run", "--", sys.executable, "-c", _WAITING]
     surroundings = _environment(before.home)
     runner = subprocess.Popen(command, env=surroundings, stdout=subprocess.PIPE, text=True, start_new_session=True)
     with runner:
@@ -336,6 +340,34 @@ def test_run_hands_a_signal_on_once_and_leaves_a_node_that_was_up_before(
         runner.send_signal(number)
         assert runner.wait(60) == code
     assert node.status() == before
+
+
+def test_ctrl_c_at_a_terminal_is_left_to_the_terminal(node: LocalBroker) -> None:
+    """The terminal tells the command and us: a second SIGINT from us would turn its orderly end into a hard one.
+
+    The command leaves the foreground here, so that a SIGINT it sees can only be ours.
+    """
+    terminal, its_end = pty.openpty()
+    command = [
+        "setsid",
+        "--ctty",
+        *_BROKER,
+        "run",
+        "--",
+        sys.executable,
+        "-c",
+        f"import os; os.setpgid(0, 0){_WAITING}",
+    ]
+    surroundings = _environment(node.status().home)
+    with subprocess.Popen(command, env=surroundings, stdin=its_end, stdout=subprocess.PIPE, text=True) as runner:
+        assert runner.stdout
+        assert runner.stdout.readline() == "ready\n"
+        os.write(terminal, b"\x03")
+        assert os.read(terminal, 2) == b"^C"
+        runner.terminate()
+        assert runner.wait(60) == 42
+    os.close(terminal)
+    os.close(its_end)
 
 
 def test_a_signal_while_the_node_is_starting_leaves_no_trace(home: Path) -> None:

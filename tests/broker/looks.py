@@ -1,12 +1,17 @@
 """Looks at a broker that several test files share."""
 
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import fields
 from typing import Any
 
+from aiormq.exceptions import ChannelNotFoundEntity
+
 from rabbitdlq import DeadLetter, Producer, Topology
+from rabbitdlq.broker import close_channel
+from rabbitdlq.wire import Properties
 from tests.broker.kit import Bench, until
 
-__all__ = ["all_empty", "is_told", "publish_many", "rests"]
+__all__ = ["all_empty", "consumed", "is_told", "publish_many", "rests", "shovel"]
 
 
 async def publish_many(bench: Bench, topology: Topology, payloads: Iterable[Any]) -> None:
@@ -38,8 +43,30 @@ async def all_empty(bench: Bench, topology: Topology) -> bool:
     return not any([await bench.raw.count(queue) for queue in queues])
 
 
+async def consumed(bench: Bench, queue: str) -> bool:
+    """Whether the queue is there and has a consumer."""
+    channel = await bench.raw.channel()
+    try:
+        return bool((await channel.queue_declare(queue, passive=True)).consumer_count)
+    except ChannelNotFoundEntity:
+        return False
+    finally:
+        await close_channel(channel)
+
+
 def is_told(letter: DeadLetter, attempts: int) -> None:
     """The letter's history names each of so many attempts once, in order, and says that it is whole."""
     assert letter.attempts == attempts
     assert [record.attempt for record in letter.history] == list(range(1, attempts + 1))
     assert letter.history_partial is False
+
+
+async def shovel(bench: Bench, source: str, target: str) -> int:
+    """Move all messages as the management UI and the shovel plugin do: every property and header goes along."""
+    moved = 0
+    while (taken := await bench.raw.take(source)) is not None:
+        body, properties, _ = taken
+        values = {entry.name: getattr(properties, entry.name) for entry in fields(Properties)}
+        await bench.raw.publish(target, body, **values)
+        moved += 1
+    return moved

@@ -1,6 +1,6 @@
 """A TCP proxy in front of the broker: cuts, refuses, freezes and thaws, all lines or chosen ones.
 
-A line is known by the first bytes its client sends: ``line.name`` is the ``connection_name`` of a consumer, for instance
+A line is known by the first bytes its client sends: ``line.name`` is the client's ``connection_name``, for instance
 ``rabbitdlq park orders …``. Freezing keeps the sockets open and forwards nothing: what was sent waits in the proxy, and
 is gone when the line is cut. So a confirm or an ack can be held back for as long as a test needs.
 """

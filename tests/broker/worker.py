@@ -77,7 +77,8 @@ class WorkerProcess:
         return [Run(**json.loads(line)) for line in text.splitlines()]
 
     def count(self, what: str) -> int:
-        return sum(run.what == what for run in self.runs)
+        """Lines of that kind; cheap enough to be asked again and again."""
+        return self._log.read_text().count(f'"what": "{what}"')
 
     @property
     def running(self) -> bool:
@@ -142,9 +143,7 @@ async def _run(job: Job) -> None:
             raise RuntimeError(f"order {order.n}, attempt {message.attempt}")
         note(order, message, "succeeded")
 
-    consumer = Consumer(
-        topology, handler, url=job.url, worker=job.worker, concurrency=job.concurrency, drain=job.drain
-    )
+    consumer = Consumer(topology, handler, url=job.url, worker=job.worker, concurrency=job.concurrency, drain=job.drain)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, consumer.stop)
 
     def on_event(_: Any, __: str, event: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,65 @@
+"""What a name, a number, a duration and a ladder may be. Every refusal names its key and the reason."""
+
+import re
+from collections.abc import Iterable
+from datetime import timedelta
+
+from rabbitdlq.durations import MAX_MILLISECONDS, MAX_RUNGS, milliseconds, parse_duration
+from rabbitdlq.errors import ConfigurationError
+
+__all__ = ["MAX_NAME_BYTES", "check_name", "check_range", "check_word", "checked_delays", "checked_duration"]
+
+#: of a queue's or exchange's name and of a routing key: one octet tells the length
+MAX_NAME_BYTES = 255
+#: what the client library takes as the name of a queue or an exchange; the broker itself takes any UTF-8
+_NAME = re.compile(r"[a-zA-Z0-9\-_.:@#,/+ ]+")
+
+
+def check_word(key: str, value: str, words: tuple[str, ...]) -> None:
+    """Refuse what is none of the words."""
+    if value not in words:
+        raise ConfigurationError(f"{key}: {value!r} is none of {', '.join(words)}")
+
+
+def check_range(key: str, value: int, least: int, most: int) -> None:
+    """Refuse a number below the least or above the most."""
+    if not least <= value <= most:
+        raise ConfigurationError(f"{key}: {value} is not between {least:,} and {most:,}")
+
+
+def check_name(key: str, name: str) -> None:
+    """Refuse what cannot be the name of a queue or an exchange."""
+    if not _NAME.fullmatch(name):
+        raise ConfigurationError(f"{key}: {name!r}: a name is made of a-z, A-Z, 0-9, space and - _ . : @ # , / +")
+    if len(name) > MAX_NAME_BYTES:
+        raise ConfigurationError(f"{key}: {name!r} is longer than {MAX_NAME_BYTES} bytes")
+
+
+def checked_duration(key: str, value: str | timedelta) -> timedelta:
+    """The duration; refuses a text that is none."""
+    try:
+        return parse_duration(value)
+    except ValueError as error:
+        raise ConfigurationError(f"{key}: {error}") from error
+
+
+def checked_delays(values: Iterable[str | timedelta]) -> tuple[timedelta, ...]:
+    """The delays of a ladder; refuses a ladder without rungs or with too many, and a delay that no queue can keep."""
+    if isinstance(values, str):
+        raise ConfigurationError(f'delays: {values!r} is one text; write a list, like ["5s", "30s"]')
+    delays = []
+    for place, value in enumerate(values):
+        key = f"delays[{place}]"
+        delay = checked_duration(key, value)
+        try:
+            count = milliseconds(delay)
+        except ValueError as error:
+            raise ConfigurationError(f"{key}: {value} is not a whole number of milliseconds") from error
+        if count <= 0:
+            raise ConfigurationError(f"{key}: {value} is not above zero; a failed message has to wait")
+        if count > MAX_MILLISECONDS:
+            raise ConfigurationError(f"{key}: {value} is longer than RabbitMQ's 32-bit milliseconds, 49.7 days")
+        delays.append(delay)
+    if not 1 <= len(delays) <= MAX_RUNGS:
+        raise ConfigurationError(f"delays: {len(delays)} given; a ladder has 1 to {MAX_RUNGS} rungs")
+    return tuple(delays)

@@ -1,0 +1,176 @@
+"""``rabbitdlq publish``: every line arrives or is named."""
+
+import asyncio
+import json
+import signal
+
+from tests.acceptance.cli import Shell
+from tests.broker.kit import until
+from tests.broker.proxy import Proxy
+
+
+async def test_good_lines_arrive_as_they_are_and_bad_ones_are_named_by_number(shell: Shell) -> None:
+    await shell.declare()
+    lines = [
+        b'\xef\xbb\xbf{"n": 1}\r\n',  # as some editors of Windows write
+        b"\n",
+        b'{"n": 3,  "spaces":"stay"}\n',
+        b"{bad\n",
+        b'"\xff\xfe"\n',
+        b"   \n",
+        '{"n": 7, "ü": "Größe"}\n'.encode(),
+        b"[1, 2]\r\n",
+        b'{"n": 9}',
+    ]
+    shell.write("orders.jsonl", b"".join(lines))
+
+    done = await shell("publish", shell.queue, "orders.jsonl")
+
+    assert done.code == 3
+    assert done.out == ""
+    assert [line.partition(":")[0] for line in done.lines] == ["line 4", "line 5", "published 5, failed 2"]
+    assert all("not valid JSON" in line for line in done.lines[:2])
+    taken = await shell.raw.take_all(shell.queue)
+    assert sorted(body for body, _, _ in taken) == sorted(
+        [b'{"n": 1}', b'{"n": 3,  "spaces":"stay"}', lines[6].strip(), b"[1, 2]", b'{"n": 9}']
+    )
+    assert len({properties.message_id for _, properties, _ in taken}) == 5
+    for _, properties, _ in taken:
+        assert properties.delivery_mode == 2
+        assert properties.content_type == "application/json"
+        assert properties.timestamp
+
+
+async def test_a_slow_pipe_is_published_line_by_line_and_its_faults_are_told_at_once(shell: Shell) -> None:
+    """Reports used to wait for the next line: a failure showed 500 lines later, or at the end of the input."""
+    await shell.declare()
+    good = await shell.open("publish", shell.queue)
+    lost = await shell.open("publish", "c-nowhere", "-")
+
+    for running in (good, lost):
+        await running.feed('{"n": 1}\n{"n": ')
+    await until(lambda: shell.raw.count(shell.queue), "the first line arrives while the pipe is open")
+    await lost.says("line 1: ")
+    await good.feed("2}")
+
+    done = await good.end()
+    assert (done.code, done.lines) == (0, ["published 2, failed 0"])
+    assert [json.loads(body) for body, _, _ in await shell.raw.take_all(shell.queue)] == [{"n": 1}, {"n": 2}]
+    done = await lost.end()
+    assert done.code == 1
+    assert "no queue took the message" in done.lines[0]
+
+
+async def test_input_without_one_good_line_fails_and_input_without_lines_does_not(shell: Shell) -> None:
+    await shell.declare()
+    shell.write("bad", "{\nnope\n")
+    shell.write("empty", "\n\n")
+
+    bad, empty, missing, folder = await shell.together(
+        ("publish", shell.queue, "bad"),
+        ("publish", shell.queue, "empty"),
+        ("publish", shell.queue, "there-is-none.jsonl"),
+        ("publish", shell.queue, "."),
+    )
+
+    assert (bad.code, bad.lines[-1]) == (1, "published 0, failed 2")
+    assert (empty.code, empty.lines) == (0, ["published 0, failed 0"])
+    assert (missing.code, missing.lines) == (
+        2,
+        ["rabbitdlq: there-is-none.jsonl: cannot be read: No such file or directory"],
+    )
+    assert (folder.code, folder.lines) == (2, ["rabbitdlq: .: cannot be read: Is a directory"])
+
+
+async def test_each_line_that_no_queue_took_is_named(shell: Shell) -> None:
+    exchange = await shell.raw.exchange(f"{shell.queue}-shop")
+    shell.write("three", "1\n\n2\n3\n")
+
+    to_queue, to_exchange, nowhere = await shell.together(
+        ("publish", shell.queue, "three"),
+        ("publish", shell.queue, "three", "--exchange", exchange, "--routing-key", "nobody.wants"),
+        ("publish", shell.queue, "three", "--exchange", "c-no-exchange"),
+    )
+
+    for done, what in ((to_queue, f"'{shell.queue}'"), (to_exchange, "'nobody.wants'"), (nowhere, "'c-no-exchange'")):
+        assert done.code == 1
+        assert sorted(line.partition(":")[0] for line in done.lines[:-1]) == ["line 1", "line 3", "line 4"]
+        assert all(what in line for line in done.lines[:-1])
+        assert done.lines[-1] == "published 0, failed 3"
+
+
+async def test_an_exchange_of_the_application_brings_messages_with_their_key(shell: Shell) -> None:
+    await shell.declare()
+    exchange = await shell.raw.exchange(f"{shell.queue}-shop")
+    await shell.raw.bind(shell.queue, exchange, "order.*")
+
+    done = await shell(
+        "publish", shell.queue, "-", "--exchange", exchange, "--routing-key", "order.created", stdin='{"n": 1}\n'
+    )
+
+    assert done.code == 0
+    ((_, _, got),) = await shell.raw.take_all(shell.queue)
+    assert (got.exchange, got.routing_key) == (exchange, "order.created")
+
+
+async def test_ten_thousand_lines_arrive_and_how_far_it_is_gets_told(shell: Shell) -> None:
+    await shell.declare()
+    running = await shell.open("publish", shell.queue)
+    fed = 9_000
+    await running.feed("".join(f'{{"n": {number}}}\n' for number in range(fed)))
+    # a fast broker is through before the first word is due: more comes until it was said
+    while f"publishing to {shell.queue}: " not in running.err.decode():
+        await running.feed(f'{{"n": {fed}}}\n')
+        fed += 1
+        await asyncio.sleep(0.01)
+    await running.feed("".join(f'{{"n": {number}}}\n' for number in range(fed, 10_000)))
+
+    done = await running.end()
+
+    total = max(fed, 10_000)
+    assert done.code == 0
+    assert done.lines[-1] == f"published {total:,}, failed 0"
+    assert all(line.startswith(f"publishing to {shell.queue}: ") for line in done.lines[:-1])
+    assert await shell.raw.count(shell.queue) == total
+
+
+async def test_ctrl_c_ends_a_silent_pipe_and_tells_how_far_it_came(shell: Shell) -> None:
+    """A read that waited for more input used to hold up the end until some came."""
+    await shell.declare()
+    running = await shell.open("publish", shell.queue)
+    await running.feed("".join(f"{number}\n" for number in range(100)))
+
+    async def all_there() -> bool:
+        return await shell.raw.count(shell.queue) == 100
+
+    await until(all_there, "a hundred messages")
+    running.send(signal.SIGINT)
+    await asyncio.wait_for(running.process.wait(), 10)
+
+    done = await running.end()
+    assert done.code == 3
+    assert done.lines == ["published 100, failed 0; stopped after line 100, the rest was not sent"]
+
+
+async def test_a_lost_connection_stops_it_and_every_line_in_doubt_is_named(shell: Shell) -> None:
+    await shell.declare()
+    async with Proxy(shell.url) as proxy:
+        running = await shell.open("publish", shell.queue, url=proxy.url)
+        await running.feed("1\n2\n")
+        await until(lambda: shell.raw.count(shell.queue), "the first messages")
+        proxy.freeze(towards=("client",))  # arrives, but its confirm does not
+        await running.feed("3\n4\n")
+
+        async def four() -> bool:
+            return await shell.raw.count(shell.queue) == 4
+
+        await until(four, "four messages")
+        proxy.refuse()
+        proxy.cut()
+        await asyncio.wait_for(running.process.wait(), 20)
+        done = await running.end()
+
+    assert done.code == 3
+    assert sorted(line.partition(":")[0] for line in done.lines[:-1]) == ["line 3", "line 4"]
+    assert all("the connection was lost before the confirm" in line for line in done.lines[:-1])
+    assert done.lines[-1] == "published 2, failed 2; stopped after line 4, the rest was not sent"

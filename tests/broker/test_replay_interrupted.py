@@ -1,0 +1,113 @@
+"""A replay that is stopped, cancelled or cut off: every letter is in one place at least, and the rest in its order."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from pamqp import commands
+
+from rabbitdlq import BrokerError, DLQManager, ReplayReport, names
+from tests.broker.kit import Bench, until
+from tests.broker.looks import rests
+from tests.broker.operator_kit import events_of, letters_left, park, words
+from tests.broker.proxy import Proxy
+
+STOP_AT = 300
+
+
+async def _by_the_event(dlq: DLQManager) -> ReplayReport:
+    stop = asyncio.Event()
+
+    def watch(report: ReplayReport) -> None:
+        if report.replayed >= STOP_AT:
+            stop.set()
+
+    report = await dlq.replay_all(on_progress=watch, stop=stop)
+    assert report.interrupted
+    assert report.replayed + report.stayed < 1_000
+    return report
+
+
+async def _by_cancelling(dlq: DLQManager) -> ReplayReport:
+    reached, last = asyncio.Event(), ReplayReport()
+
+    def watch(report: ReplayReport) -> None:
+        nonlocal last
+        last = report
+        if report.replayed >= STOP_AT:
+            reached.set()
+
+    task = asyncio.create_task(dlq.replay_all(on_progress=watch))
+    await asyncio.wait_for(reached.wait(), 30)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    return last
+
+
+@pytest.mark.parametrize("interrupt", [_by_the_event, _by_cancelling])
+async def test_an_interrupted_run_leaves_the_rest_in_its_order(
+    bench: Bench, interrupt: Callable[[DLQManager], Awaitable[ReplayReport]]
+) -> None:
+    """C9: a cancelled run lost what it had fetched, or gave away what somebody else held."""
+    topology = await bench.declared()
+    ids = await park(bench, topology, *(b"%d" % number for number in range(1_000)))
+    somebody = await bench.raw.channel()
+    for _ in range(2):
+        assert isinstance((await somebody.basic_get(topology.dlq)).delivery, commands.Basic.GetOk)
+
+    async with bench.dlq(topology) as dlq:
+        report = await interrupt(dlq)
+
+        assert report.found == 998
+        moved = await letters_left(bench, topology.name)
+        assert sorted(map(str, moved)) == sorted(report.ids)
+        assert STOP_AT <= len(moved) < 998
+        left = await words(dlq.each())
+        assert left == [id for id in ids[2:] if id not in set(moved)]
+        await somebody.close()
+        await until(dlq.count, "what the other one held is back")
+        assert {*map(str, moved), *left, "m0", "m1"} == set(ids)
+
+    replayed = await events_of(bench, topology, names.REPLAYED)
+    assert [event.count for event in replayed] == [len(moved)]
+
+
+@pytest.mark.parametrize("queue_type", ["quorum"])
+@pytest.mark.parametrize("lost", ["line", "confirms"])
+async def test_a_run_that_loses_its_line_loses_no_letter(bench: Bench, lost: str) -> None:
+    """C8: acknowledging before the publish loses letters, and so does publishing without waiting for the confirm."""
+    topology = await bench.declared()
+    ids = await park(bench, topology, *(b"%d" % number for number in range(200)))
+
+    async with Proxy(bench.url) as proxy, DLQManager(topology, url=proxy.url) as dlq:
+
+        def watch(report: ReplayReport) -> None:
+            if report.replayed == 50 and lost == "line":
+                proxy.cut()
+            elif report.replayed == 50:
+                proxy.freeze(towards=("client",))
+
+        run = asyncio.create_task(dlq.replay_all(on_progress=watch))
+        if lost == "confirms":
+            await rests(bench, topology.name, 200)
+            proxy.thaw()
+            proxy.cut()
+        with pytest.raises(BrokerError):
+            await run
+
+        async def back() -> bool:
+            return await bench.raw.count(topology.dlq) + await bench.raw.count(topology.name) >= 200
+
+        await until(back, "the broker has taken back what was not acknowledged")
+        left = await bench.raw.count(topology.dlq)
+        assert 0 < left <= 150
+        assert (await dlq.replay_all()).replayed == left
+
+    back_at_work = [wire for _, wire, _ in await bench.raw.take_all(topology.name)]
+    assert {wire.message_id for wire in back_at_work} == set(ids)
+    twice = len(back_at_work) - len(ids)
+    assert twice == left if lost == "confirms" else twice <= left
+    # whoever has one twice can tell: the copies carry one replay id, and two letters never share one
+    assert len({(wire.message_id, wire.table.text(names.REPLAY_ID)) for wire in back_at_work}) == len(ids)
+    assert len({wire.table.text(names.REPLAY_ID) for wire in back_at_work}) == len(ids)
