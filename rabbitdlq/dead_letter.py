@@ -260,11 +260,12 @@ def _plain_properties(properties: Properties) -> dict[str, Any]:
 def _origin(work_queue: str, deaths: Sequence[Death]) -> Death | None:
     """The death that tells the publisher's exchange and key: in the work queue, and not on a way back from a rung.
 
-    Where there is none of the work queue, the oldest entry.
+    Where there is none of the work queue, the oldest of another one; rungs and the dead-letter queue are no origin.
     """
     own = [death for death in deaths if death.queue == work_queue]
     first = [death for death in own if death.exchange != f"{work_queue}.return"]
-    return next((found[-1] for found in (first, own, deaths) if found), None)
+    others = [death for death in deaths if not death.queue.startswith((f"{work_queue}.retry.", f"{work_queue}.dlq"))]
+    return next((found[-1] for found in (first, own, others) if found), None)
 
 
 def _bare_reason(queue: str, deaths: Sequence[Death]) -> str:

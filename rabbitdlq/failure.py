@@ -28,14 +28,16 @@ _VARIABLE = re.compile(
             r"(?<![\w.+-])[\w.+-]{1,64}@\w[\w.-]*",  # mail addresses
             r"(?<![\w/.])(?:~?/[\w.@+%=-]+)+/?|\b[A-Za-z]:\\[^\s'\"<>|*?]+",  # paths
             _DATE,
-            r"(?<![\w:])(?:[0-9a-fA-F]{0,4}:){2,7}[0-9a-fA-F]{0,4}(?![\w:])",  # IPv6 and MAC addresses, times
+            r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b",  # UUIDs
+            r"\[(?:[0-9a-fA-F]{0,4}:){2,7}[0-9a-fA-F]{0,4}\](?::\d{1,5})?",  # IPv6 addresses with a port
+            r"(?<![\w:])(?:[0-9a-fA-F]{0,4}:){2,7}[0-9a-fA-F]{0,4}(?![\w:])",  # without, MAC addresses, times
             r"(?<![\w+/=-])(?=[A-Za-z+/_=-]{0,60}\d)[\w+/=-]{20,}",  # tokens
             r"\b[0-9a-fA-F]{8,}\b",  # digests, also those without a digit
             r"(?:(?<![\w.])[-+])?\b\w*\d(?:[\w.:-]|,(?=\d))*%?(?:\s(?:GMT|UTC|AM|PM)\b)?",  # numbers, and ids with some
         )
     )
 )
-_SEVERAL = re.compile(r"#(?:[\s,;/|-]{0,3}#)+")
+_SEVERAL = re.compile(r"#(?:[\s,;/|+-]{0,3}#)+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ class Failure:
             name = f"{type(error).__module__}.{name}"
         try:
             message = str(error)
-        except Exception as broken:
+        except BaseException as broken:  # a SystemExit out of here would end the consumer
             message = f"(its text failed: {type(broken).__name__})"
         frames = traceback.extract_tb(error.__traceback__)
         where = frames[-1].name if frames else ""

@@ -7,10 +7,20 @@ from datetime import timedelta
 from rabbitdlq.durations import MAX_MILLISECONDS, MAX_RUNGS, milliseconds, parse_duration
 from rabbitdlq.errors import ConfigurationError
 
-__all__ = ["MAX_NAME_BYTES", "check_name", "check_range", "check_word", "checked_delays", "checked_duration"]
+__all__ = [
+    "MAX_EXCHANGE_BYTES",
+    "MAX_NAME_BYTES",
+    "check_name",
+    "check_range",
+    "check_word",
+    "checked_delays",
+    "checked_duration",
+]
 
-#: of a queue's or exchange's name and of a routing key: one octet tells the length
+#: of a queue's name and of a routing key: one octet tells the length
 MAX_NAME_BYTES = 255
+#: the client library takes no longer names of exchanges; the broker itself would take 255 bytes
+MAX_EXCHANGE_BYTES = 127
 #: what the client library takes as the name of a queue or an exchange; the broker itself takes any UTF-8
 _NAME = re.compile(r"[a-zA-Z0-9\-_.:@#,/+ ]+")
 
@@ -27,12 +37,12 @@ def check_range(key: str, value: int, least: int, most: int) -> None:
         raise ConfigurationError(f"{key}: {value} is not between {least:,} and {most:,}")
 
 
-def check_name(key: str, name: str) -> None:
-    """Refuse what cannot be the name of a queue or an exchange."""
+def check_name(key: str, name: str, most: int = MAX_NAME_BYTES) -> None:
+    """Refuse what cannot be the name of a queue or, with its ``most``, of an exchange."""
     if not _NAME.fullmatch(name):
         raise ConfigurationError(f"{key}: {name!r}: a name is made of a-z, A-Z, 0-9, space and - _ . : @ # , / +")
-    if len(name) > MAX_NAME_BYTES:
-        raise ConfigurationError(f"{key}: {name!r} is longer than {MAX_NAME_BYTES} bytes")
+    if len(name) > most:
+        raise ConfigurationError(f"{key}: {name!r} is longer than {most} bytes")
 
 
 def checked_duration(key: str, value: str | timedelta) -> timedelta:

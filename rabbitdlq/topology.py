@@ -12,7 +12,15 @@ from typing import Any, Literal
 
 from rabbitdlq.durations import format_duration, milliseconds
 from rabbitdlq.errors import ConfigurationError
-from rabbitdlq.limits import MAX_NAME_BYTES, check_name, check_range, check_word, checked_delays, checked_duration
+from rabbitdlq.limits import (
+    MAX_EXCHANGE_BYTES,
+    MAX_NAME_BYTES,
+    check_name,
+    check_range,
+    check_word,
+    checked_delays,
+    checked_duration,
+)
 from rabbitdlq.wire import WireError, encode_value
 
 __all__ = [
@@ -169,16 +177,20 @@ class Topology:
         check_range("journal_max_bytes", self.journal_max_bytes, 1_000_000, 2**62)
         if self.journal_max_age < timedelta(seconds=1):
             raise ConfigurationError("journal_max_age: a journal keeps at least one second")
-        for derived in (*(rung.queue for rung in self.rungs), self.ladder_exchange, self.lock_queue):
-            if len(derived) > MAX_NAME_BYTES:
-                raise ConfigurationError(f"name: {derived!r}, derived from it, is longer than {MAX_NAME_BYTES} bytes")
-        own = {exchange.name for exchange in self._exchanges() if not exchange.theirs}
+        own = [exchange.name for exchange in self._exchanges() if not exchange.theirs]
+        queues = [*(rung.queue for rung in self.rungs), self.lock_queue]
+        for derived, most in (
+            *((name, MAX_EXCHANGE_BYTES) for name in own),
+            *((name, MAX_NAME_BYTES) for name in queues),
+        ):
+            if len(derived) > most:
+                raise ConfigurationError(f"name: {derived!r}, derived from it, is longer than {most} bytes")
         for place, binding in enumerate(self.bindings):
             key = f"bindings[{place}]"
             check_word(f"{key}.type", binding.type, EXCHANGE_TYPES)
             if not binding.exchange:
                 raise ConfigurationError(f"{key}.exchange: the default exchange takes no bindings")
-            check_name(f"{key}.exchange", binding.exchange)
+            check_name(f"{key}.exchange", binding.exchange, MAX_EXCHANGE_BYTES)
             if binding.exchange in own:
                 raise ConfigurationError(f"{key}.exchange: {binding.exchange!r} is this topology's own")
             if len(binding.key.encode()) > MAX_NAME_BYTES:

@@ -8,7 +8,7 @@ publish to an exchange that is missing or forbidden takes down what else is unde
 import asyncio
 from datetime import timedelta
 
-from rabbitdlq.broker.connection import Connection
+from rabbitdlq.broker.connection import CONNECT_TIMEOUT, Connection
 from rabbitdlq.broker.publisher import Outgoing, Publisher
 from rabbitdlq.errors import BrokerUnavailable
 
@@ -24,21 +24,23 @@ class PublishLink:
         self._publisher: Publisher | None = None
         self._opening = asyncio.Lock()
 
-    async def publisher(self) -> Publisher:
-        """A publisher on a connection that is open, as far as the client has noticed."""
-        async with self._opening:
-            if self._publisher is None or not self._publisher.connection.is_open:
-                await self._drop()
-                self._publisher = Publisher(await Connection.open(self._url, self._name))
-            return self._publisher
+    async def publisher(self, within: timedelta = CONNECT_TIMEOUT) -> Publisher:
+        """A publisher on a connection that is open, as far as the client has noticed.
+
+        Raises :class:`BrokerError` where none can be had in time; others may be waiting for the same.
+        """
+        try:
+            async with asyncio.timeout(within.total_seconds()), self._opening:
+                if self._publisher is None or not self._publisher.connection.is_open:
+                    await self._drop()
+                    self._publisher = Publisher(await Connection.open(self._url, self._name))
+                return self._publisher
+        except TimeoutError as error:
+            raise BrokerUnavailable(f"{self._name}: no connection within {within.total_seconds():g} s") from error
 
     async def publish(self, outgoing: Outgoing, *, timeout: timedelta, mandatory: bool = True) -> None:
-        """As :meth:`Publisher.publish`; connecting counts towards the deadline."""
-        try:
-            async with asyncio.timeout(timeout.total_seconds()):
-                publisher = await self.publisher()
-        except TimeoutError as error:
-            raise BrokerUnavailable(f"{outgoing.what}: no connection within {timeout.total_seconds():g} s") from error
+        """As :meth:`Publisher.publish`; connecting has the same deadline."""
+        publisher = await self.publisher(timeout)
         await publisher.publish(outgoing, timeout=timeout, mandatory=mandatory)
 
     async def _drop(self) -> None:

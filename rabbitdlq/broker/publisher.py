@@ -13,7 +13,8 @@ from pamqp import commands
 from rabbitdlq.broker.connection import Channel, Connection, close_channel
 from rabbitdlq.broker.reader import publish_key
 from rabbitdlq.broker.translate import LOWER_ERRORS, translate
-from rabbitdlq.errors import BrokerUnavailable, PublishRefused, PublishUnconfirmed
+from rabbitdlq.errors import BrokerUnavailable, ConfigurationError, PublishRefused, PublishUnconfirmed
+from rabbitdlq.limits import MAX_EXCHANGE_BYTES, MAX_NAME_BYTES, check_name
 from rabbitdlq.wire import Properties, WireError
 
 __all__ = ["Outgoing", "Publisher", "new_id"]
@@ -124,8 +125,13 @@ class Publisher:
                 f"{outgoing.what}: {len(encoded):,} bytes of properties and headers do not fit into one frame of "
                 f"{self._connection.frame_max:,}; put large values into the body"
             )
-        if len(outgoing.routing_key.encode()) > 255 or len(outgoing.exchange.encode()) > 255:
-            raise PublishRefused(f"{outgoing.what}: exchange and routing key have at most 255 bytes each")
+        try:
+            if outgoing.exchange:
+                check_name("exchange", outgoing.exchange, MAX_EXCHANGE_BYTES)
+            if len(outgoing.routing_key.encode()) > MAX_NAME_BYTES:
+                raise PublishRefused(f"{outgoing.what}: a routing key has at most {MAX_NAME_BYTES} bytes")
+        except (ConfigurationError, UnicodeEncodeError) as error:
+            raise PublishRefused(f"{outgoing.what}: {error}") from error
         return encoded, message_id
 
     async def _open_channel(self) -> Channel:

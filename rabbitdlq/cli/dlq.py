@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from rabbitdlq.cli import render
-from rabbitdlq.cli.options import Options, json_line, options_of, run, say, stop_on_signals
+from rabbitdlq.cli.options import Options, confirm, json_line, options_of, run, say, stop_on_signals
 from rabbitdlq.cli.options import show as display
 from rabbitdlq.cli.progress import Reporter
 from rabbitdlq.dead_letters import DLQManager, QueueSummary, ReplayReport
@@ -163,7 +163,7 @@ def drop(
     options = options_of(context)
     topology = options.topology(queue)
     if not yes:
-        typer.confirm(f"Delete {len(ids)} of the dead letters of {queue} for good?", abort=True, err=True)
+        confirm(f"Delete {len(ids):,} of the dead letters of {queue} for good?", "nothing was deleted")
 
     async def work() -> tuple[int, int]:
         dropped = failed = 0
@@ -199,5 +199,5 @@ def purge(context: typer.Context, queue: Queue, yes: Yes = False) -> None:
 
     # asked outside of the event loop, where Ctrl-C ends a question at once
     if not yes:
-        typer.confirm(f"Delete all {run(count()):,} dead letters of {queue} for good?", abort=True, err=True)
+        confirm(f"Delete all {run(count()):,} dead letters of {queue} for good?", "nothing was deleted")
     say(f"purged {run(work()):,}")

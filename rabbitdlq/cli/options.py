@@ -16,7 +16,7 @@ from rich.console import Console, RenderableType
 from rabbitdlq.settings import load_topologies, pick_topology
 from rabbitdlq.topology import Topology
 
-__all__ = ["Options", "err", "json_line", "options_of", "run", "say", "show", "stop_on_signals"]
+__all__ = ["Options", "confirm", "err", "json_line", "options_of", "run", "say", "show", "stop_on_signals"]
 
 T = TypeVar("T")
 
@@ -71,6 +71,16 @@ def err() -> Console:
 def say(line: str) -> None:
     """A line of words, to stderr."""
     print(line, file=sys.stderr, flush=True)
+
+
+def confirm(question: str, otherwise: str) -> None:
+    """Ask on stderr, because stdout is for data. Anything but a yes ends the command with 1, saying ``otherwise``."""
+    print(f"{question} [y/N]: ", end="", file=sys.stderr, flush=True)
+    answer = sys.stdin.readline()
+    if answer.strip().lower() in {"y", "yes"}:
+        return
+    say(otherwise if answer.endswith("\n") else f"\n{otherwise}")
+    raise typer.Exit(1)
 
 
 def json_line(value: Any) -> None:

@@ -138,7 +138,7 @@ class Settler:
 
         async def publish() -> BrokerError | None:
             try:
-                frame_max = (await self._link.publisher()).connection.frame_max
+                frame_max = (await self._link.publisher(self._park_timeout)).connection.frame_max
                 properties = park_properties(message, parking, frame_max)
                 outgoing = Outgoing(self._topology.dlx, shorten(message.routing_key, 255), message.body, properties)
                 await self._link.publish(outgoing, timeout=self._park_timeout)

@@ -73,7 +73,7 @@ class HistoryIndex:
         for known_lap, record in self._records.get(message_id, ()):
             told = latest.get(record.attempt)
             # by time, not by place: what is read back later may be older
-            if known_lap == lap and record.attempt <= failures and (told is None or record.at >= told.at):
+            if known_lap == lap and 1 <= record.attempt <= failures and (told is None or record.at >= told.at):
                 latest[record.attempt] = record
         story: list[AttemptRecord] = []
         for attempt in sorted(latest):

@@ -1,4 +1,4 @@
-"""``rabbitdlq`` as people run it: a process of its own, in a directory with a topology file and handlers, on a real broker.
+"""``rabbitdlq`` as people run it: a process in a directory with a topology file and handlers, on a real broker.
 
 A start costs more than half a second, so a test asks one process as much as it can, and starts those that do not
 depend on each other together.
@@ -17,9 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from aiormq.exceptions import ChannelNotFoundEntity
 from yarl import URL
 
 from rabbitdlq import Connection, Topology, apply_topology
+from rabbitdlq.broker import close_channel
 from rabbitdlq.local_broker import BrokerAddress
 from tests.broker.kit import Bench, Raw, until
 
@@ -164,6 +166,24 @@ class Shell:
         path = self.folder / "noted"
         text = path.read_text() if path.exists() else ""
         return [(what, id, int(attempt)) for what, id, attempt in (line.split(" ") for line in text.splitlines())]
+
+    async def exists(self, queue: str) -> bool:
+        """Whether there is a queue of that name."""
+        try:
+            await self.raw.count(queue)
+        except ChannelNotFoundEntity:
+            return False
+        return True
+
+    async def consumers(self) -> int | None:
+        """How many consume the queue; None where there is no such queue."""
+        channel = await self.raw.channel()
+        try:
+            return (await channel.queue_declare(self.queue, passive=True)).consumer_count
+        except ChannelNotFoundEntity:
+            return None
+        finally:
+            await close_channel(channel)
 
     def environment(self, url: str | None, more: Mapping[str, str] | None) -> dict[str, str]:
         """The test's own, without what it knows of brokers, and with the shell's."""

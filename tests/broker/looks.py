@@ -11,7 +11,7 @@ from rabbitdlq.broker import close_channel
 from rabbitdlq.wire import Properties
 from tests.broker.kit import Bench, until
 
-__all__ = ["all_empty", "consumed", "is_told", "publish_many", "rests", "shovel"]
+__all__ = ["all_empty", "consumed", "exists", "is_told", "publish_many", "rests", "shovel"]
 
 
 async def publish_many(bench: Bench, topology: Topology, payloads: Iterable[Any]) -> None:
@@ -44,12 +44,21 @@ async def all_empty(bench: Bench, topology: Topology) -> bool:
 
 
 async def consumed(bench: Bench, queue: str) -> bool:
-    """Whether the queue is there and has a consumer."""
+    """Whether the queue is there and has a consumer; the broker does not count those of a stream."""
+    return bool(await _consumers(bench, queue))
+
+
+async def exists(bench: Bench, queue: str) -> bool:
+    """Whether the queue is there."""
+    return await _consumers(bench, queue) is not None
+
+
+async def _consumers(bench: Bench, queue: str) -> int | None:
     channel = await bench.raw.channel()
     try:
-        return bool((await channel.queue_declare(queue, passive=True)).consumer_count)
+        return (await channel.queue_declare(queue, passive=True)).consumer_count or 0
     except ChannelNotFoundEntity:
-        return False
+        return None
     finally:
         await close_channel(channel)
 

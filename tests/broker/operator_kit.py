@@ -23,7 +23,7 @@ from rabbitdlq.parking import Parking, new_park_id, park_properties
 from rabbitdlq.wire import Properties
 from tests.broker.kit import Bench
 
-__all__ = ["Management", "account", "events_of", "letter_for", "letters_left", "nack_away", "park", "words"]
+__all__ = ["Management", "account", "events_of", "letter_for", "letters_left", "nack_away", "park", "taken", "words"]
 
 
 def letter_for(topology: Topology, body: bytes, properties: Properties, *, queue: str | None = None) -> Outgoing:
@@ -59,14 +59,19 @@ async def words(letters: AsyncIterator[DeadLetter]) -> list[str]:
     return [letter.id async for letter in letters]
 
 
+async def taken(bench: Bench, queue: str) -> list[Properties]:
+    """Take everything away; gives the properties in the queue's own order."""
+    channel = await bench.raw.channel()
+    found = []
+    while isinstance((got := await channel.basic_get(queue, no_ack=True)).delivery, commands.Basic.GetOk):
+        found.append(original_properties(got.header.properties.headers))
+    await channel.close()
+    return found
+
+
 async def letters_left(bench: Bench, queue: str) -> list[str | None]:
     """Take everything away; gives the ids in the queue's own order."""
-    channel = await bench.raw.channel()
-    ids: list[str | None] = []
-    while isinstance((got := await channel.basic_get(queue, no_ack=True)).delivery, commands.Basic.GetOk):
-        ids.append(original_properties(got.header.properties.headers).message_id)
-    await channel.close()
-    return ids
+    return [properties.message_id for properties in await taken(bench, queue)]
 
 
 async def nack_away(bench: Bench, queue: str, *, times: int = 1) -> None:

@@ -33,20 +33,26 @@ async def test_a_message_that_keeps_failing_exists_once_and_rests_in_the_dead_le
 
 async def test_with_the_parking_connection_cut_the_broker_parks_and_the_journal_has_the_errors(bench: Bench) -> None:
     topology = await bench.declared()
-    (sent,) = await bench.send(topology, {"order": 1})
+    cut: list[int] = []
     async with Proxy(bench.url) as proxy:
 
         async def handler(message: Message) -> None:
+            if message.payload == "warm up":
+                raise Permanent
             if message.attempt == 3:
                 proxy.refuse(parking)
-                assert proxy.cut(parking) == 1
+                cut.append(proxy.cut(parking))
             raise RuntimeError(f"failed the {message.attempt}. time")
 
         async with bench.running(topology, handler, url=proxy.url):
+            await bench.send(topology, "warm up")
             await rests(bench, topology.dlq, 1)
+            (sent,) = await bench.send(topology, {"order": 1})
+            await rests(bench, topology.dlq, 2)
+    assert cut == [1]
     assert await all_empty(bench, topology)
     async with bench.dlq(topology) as dlq:
-        (bare,) = await dlq.peek_all()
+        _, bare = await dlq.peek_all()
         letter = await dlq.get(sent)
     assert bare.bare
     assert (bare.reason, bare.attempts, bare.queue, bare.payload) == ("exhausted", 3, topology.name, {"order": 1})

@@ -146,7 +146,7 @@ async def _run(job: Job) -> None:
     consumer = Consumer(topology, handler, url=job.url, worker=job.worker, concurrency=job.concurrency, drain=job.drain)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, consumer.stop)
 
-    def on_event(_: Any, __: str, event: dict[str, Any]) -> dict[str, Any]:
+    def on_event(_: Any, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
         if event["event"] == "consumer_started":
             log.touch()
         raise structlog.DropEvent

@@ -1,0 +1,228 @@
+"""``rabbitdlq dlq``: looking, sending back, deleting, and asking before it."""
+
+import asyncio
+import signal
+from datetime import datetime
+from typing import Any
+
+from rabbitdlq import Message, Permanent
+from tests.acceptance.cli import Shell
+from tests.broker.kit import until
+
+#: a dead letter as JSON, as the design documents it
+DOCUMENTED = {
+    "id",
+    "payload",
+    "attempts",
+    "max_attempts",
+    "retry_count",
+    "max_retries",
+    "error_history",
+    "created_at",
+    "moved_to_dlq_at",
+    "reason",
+    "error",
+    "queue",
+    "exchange",
+    "routing_key",
+    "headers",
+    "properties",
+    "lap",
+}
+#: and what it has beside
+MORE = {"first_failed_at", "history_partial", "original", "park_id", "id_derived"}
+
+
+async def three_letters(shell: Shell) -> list[str]:
+    """Two that failed three times, and one that was refused at once; gives their ids in the order they were parked."""
+    await shell.declare()
+    await shell.bench.send(shell.topology, {"customer": "Ada"}, {"customer": "Größe"}, headers={"tenant": "acme"})
+    await shell.bench.send(shell.topology, {"customer": "nobody"})
+
+    def handle(message: Message) -> None:
+        if message.payload["customer"] == "nobody":
+            raise Permanent("no such customer")
+        raise LookupError(f"attempt {message.attempt}: no address\nof {message.payload['customer']}")
+
+    await shell.bench.drain(shell.topology, handle, concurrency=1)
+    async with shell.bench.dlq(shell.topology) as dlq:
+        return [letter.id for letter in await dlq.peek_all()]
+
+
+async def dead(shell: Shell) -> list[str]:
+    """The ids in the dead-letter queue."""
+    async with shell.bench.dlq(shell.topology) as dlq:
+        return [letter.id for letter in await dlq.peek_all()]
+
+
+async def test_dead_letters_are_shown_as_tables_and_as_documented_json(shell: Shell) -> None:
+    ids = await three_letters(shell)
+    dlq = ("dlq", "list", shell.queue)
+
+    listed, as_json = await shell(*dlq, "--limit", "2"), await shell(*dlq, "--json")
+    shown = await shell("dlq", "show", shell.queue, ids[1])
+    one = await shell("dlq", "show", shell.queue, ids[2], "--json")
+    unknown = await shell("dlq", "show", shell.queue, "nope")
+    summary, counts = await shell.together(("dlq", "summary"), ("dlq", "summary", shell.queue, "--json"))
+
+    head, *rows = listed.out.splitlines()
+    assert head.split() == ["id", "parked", "reason", "attempts", "lap", "error", "routing", "key"]
+    assert [row.split("  ")[0] for row in rows] == ids[:2]
+    assert "permanent  1/3       1    " in rows[0]
+    assert "Permanent: no such customer" in rows[0]
+    assert "exhausted  3/3       1    LookupError: attempt 3: no address" in rows[1]
+    assert listed.lines == [f"2 of 3 dead letters of {shell.queue}; --limit 0 lists all"]
+
+    assert [letter["id"] for letter in as_json.json] == ids
+    for letter in [*as_json.json, *one.json]:
+        assert set(letter) == DOCUMENTED | MORE
+        assert set(letter["error"]) == {"type", "message", "traceback", "fingerprint"}
+        assert letter["retry_count"] == letter["attempts"] - 1 == len(letter["error_history"]) - 1
+        assert letter["max_retries"] == letter["max_attempts"] - 1 == 2
+        for time in ("created_at", "first_failed_at", "moved_to_dlq_at"):
+            assert datetime.fromisoformat(letter[time]).tzinfo is not None
+        for record in letter["error_history"]:
+            assert set(record) == {"attempt", "at", "error_type", "error_message", "worker", "duration_ms"}
+    assert one.json == as_json.json[2:]
+    assert as_json.lines == []
+
+    for part in (
+        ids[1],
+        "LookupError: attempt 3: no address",
+        '{"tenant": "acme"}',
+        "3 of 3",
+        "Traceback",
+        "in handle",
+    ):
+        assert part in shown.out
+    table = shown.out.split("\nattempts\n")[1].split("\ntraceback\n")[0]
+    assert [line.split()[0] for line in table.splitlines() if "LookupError: attempt " in line] == ["1", "2", "3"]
+    assert (unknown.code, unknown.out) == (1, "")
+    assert unknown.lines == [
+        f"rabbitdlq: no dead letter 'nope' in '{shell.queue}.dlq'; 'rabbitdlq dlq list {shell.queue}' shows those "
+        "there are"
+    ]
+    assert summary.out.splitlines()[1].split() == [shell.queue, "0", "0", "3", "0"]
+    (count,) = counts.json
+    assert count == {
+        "queue": shell.queue,
+        "waiting": 0,
+        "on_ladder": {rung.queue: 0 for rung in shell.topology.rungs},
+        "dead": 3,
+        "consumers": 0,
+    }
+    assert await dead(shell) == ids
+
+
+async def test_letters_are_sent_back_by_id_or_all_and_what_cannot_go_stays(shell: Shell) -> None:
+    ids = await three_letters(shell)
+
+    some = await shell("dlq", "replay", shell.queue, ids[1], "nope", "--json")
+    assert await dead(shell) == [ids[0], ids[2]]
+    neither, both = await shell.together(
+        ("dlq", "replay", shell.queue), ("dlq", "replay", shell.queue, ids[0], "--all")
+    )
+    rest = await shell("dlq", "replay", shell.queue, "--all")
+
+    assert some.code == 3
+    (report,) = some.json
+    assert (report["replayed"], report["stayed"], report["interrupted"]) == (1, 1, False)
+    assert [error["id"] for error in report["errors"]] == ["nope"]
+    assert some.lines[0].startswith("nope: no dead letter 'nope'")
+    assert some.lines[-1] == "replayed 1, stayed 1"
+    for done in (neither, both):
+        assert (done.code, done.lines) == (2, ["rabbitdlq: dlq replay: name ids, or say --all"])
+    assert (rest.code, rest.lines) == (0, ["replayed 2, stayed 0"])
+    assert await dead(shell) == []
+    assert await shell.raw.count(shell.queue) == 3
+
+
+async def test_letters_that_no_queue_takes_back_stay_and_are_named(shell: Shell) -> None:
+    """C1: the work queue was deleted; sending back must not take the letters away."""
+    ids = await three_letters(shell)
+    channel = await shell.raw.channel()
+    await channel.queue_delete(shell.queue)
+
+    done = await shell("dlq", "replay", shell.queue, "--all")
+
+    assert done.code == 1
+    assert {line.partition(":")[0] for line in done.lines[:-1]} == set(ids)
+    assert all("no queue took the message" in line for line in done.lines[:-1])
+    assert done.lines[-1] == "replayed 0, stayed 3"
+    assert sorted(await dead(shell)) == sorted(ids)
+
+
+async def test_deleting_asks_first_and_does_nothing_without_a_yes(shell: Shell) -> None:
+    ids = await three_letters(shell)
+    drop, purge = ("dlq", "drop", shell.queue, ids[0]), ("dlq", "purge", shell.queue)
+
+    for words, answer, question in (
+        (drop, "n\n", f"Delete 1 of the dead letters of {shell.queue} for good? [y/N]"),
+        (purge, "", f"Delete all 3 dead letters of {shell.queue} for good? [y/N]"),  # as from a closed stdin
+    ):
+        done = await shell(*words, stdin=answer)
+        assert (done.code, done.out) == (1, "")
+        assert done.lines[0].startswith(question)
+        assert "nothing was deleted" in done.err
+    asked = await shell.open(*purge)
+    await asked.says("[y/N]")
+    asked.send(signal.SIGINT)
+    assert await asyncio.wait_for(asked.process.wait(), 10) != 0  # it ends although stdin stays open
+    assert await dead(shell) == ids
+
+    dropped = await shell(*drop, stdin="y\n")
+    assert (dropped.code, dropped.lines[-1].rpartition(": ")[2]) == (0, "dropped 1, failed 0")
+    assert await dead(shell) == ids[1:]
+    partly = await shell("dlq", "drop", shell.queue, ids[1], "nope", "--yes")
+    assert (partly.code, partly.lines[-1]) == (3, "dropped 1, failed 1")
+    assert partly.lines[0].startswith("nope: no dead letter 'nope'")
+    purged = await shell(*purge, "--yes")
+    assert (purged.code, purged.lines) == (0, ["purged 1"])
+    assert await dead(shell) == []
+
+
+async def test_a_second_operator_is_told_that_somebody_else_is_at_it(shell: Shell) -> None:
+    ids = await three_letters(shell)
+    commands: list[tuple[str, ...]] = [
+        ("dlq", "list", shell.queue, "--json"),
+        ("dlq", "purge", shell.queue, "--yes"),
+    ]
+    async with shell.bench.dlq(shell.topology) as first:
+        letters = first.each()
+        await anext(letters)
+
+        found = await shell.together(*commands)
+        waiting = await shell("dlq", "summary")
+
+        await letters.aclose()
+
+    for done in found:
+        assert (done.code, done.out) == (1, "")
+        assert done.lines[-1].startswith(f"rabbitdlq: '{shell.queue}.dlq' is in use: another operator is looking at")
+    assert waiting.code == 0
+    assert await dead(shell) == ids
+
+
+async def test_output_that_nobody_takes_ends_it_with_at_most_one_line(shell: Shell) -> None:
+    await three_letters(shell)
+    # more than a pipe holds, so that somebody is still writing when the reader goes
+    await shell.bench.send(shell.topology, *({"customer": "nobody", "text": "x" * 5_000} for _ in range(60)))
+    await shell.bench.drain(shell.topology, refuse)
+    listing, table = f"dlq list {shell.queue} --limit 0 --json", f"dlq list {shell.queue}"
+
+    cut = await shell.script(f"$rabbitdlq {listing} | head -1")
+    assert (cut.out.count("\n"), cut.err) == (1, "")
+    full = await shell.script(f"$rabbitdlq {listing} >/dev/full")
+    assert (full.code, full.err) == (1, "rabbitdlq: writing the output: No space left on device\n")
+    closed = await shell.script(f"$rabbitdlq {table} >&-")
+    assert (closed.code, closed.lines) == (0, [f"50 of 63 dead letters of {shell.queue}; --limit 0 lists all"])
+
+    async def free() -> Any:
+        return await dead(shell)
+
+    assert len(await until(free, "the lock is given back")) == 63
+
+
+def refuse(message: Message) -> None:
+    """Park at once."""
+    raise Permanent("no such customer")

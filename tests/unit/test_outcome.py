@@ -1,0 +1,68 @@
+"""The decision after one run of the handler."""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from rabbitdlq import names
+from rabbitdlq.consumer.attempt import Completed, Failed, Interrupted
+from rabbitdlq.consumer.outcome import Park, Released, Retry, Succeeded, decide, undecodable
+from rabbitdlq.deaths import Arrival
+from rabbitdlq.failure import Failure
+from rabbitdlq.message import Message, Undecodable, message_of
+from rabbitdlq.topology import Topology
+from rabbitdlq.wire import Properties
+
+ORDERS = Topology("orders", ("5s", "30s"))
+AT = datetime(2024, 1, 1, tzinfo=UTC)
+FAILURE = Failure("ValueError", "no")
+
+
+def message(attempt: int) -> Message:
+    way = Arrival(attempt - 1, attempt - 1, "shop", "k", None)
+    return message_of(ORDERS, b"{}", Properties(message_id="17"), way, failures=attempt - 1)
+
+
+def failed(*, permanent: bool = False) -> Failed:
+    return Failed(FAILURE, permanent, AT, 5.0)
+
+
+@pytest.mark.parametrize("attempt", [1, 2, 3])
+def test_a_handler_that_returned_has_succeeded(attempt: int) -> None:
+    assert decide(ORDERS, message(attempt), Completed(5.0)) == Succeeded(5.0)
+
+
+@pytest.mark.parametrize(("attempt", "rung"), [(1, 0), (2, 1)])
+def test_a_failure_with_attempts_left_waits_on_the_next_rung(attempt: int, rung: int) -> None:
+    assert decide(ORDERS, message(attempt), failed()) == Retry(FAILURE, AT, ORDERS.rungs[rung], 5.0)
+
+
+@pytest.mark.parametrize("attempt", [3, 4, 99])
+def test_a_failure_without_attempts_left_is_parked(attempt: int) -> None:
+    assert decide(ORDERS, message(attempt), failed()) == Park(FAILURE, AT, names.EXHAUSTED, 5.0)
+
+
+@pytest.mark.parametrize("attempt", [1, 2, 3])
+def test_a_permanent_failure_is_parked_at_once(attempt: int) -> None:
+    assert decide(ORDERS, message(attempt), failed(permanent=True)) == Park(FAILURE, AT, names.PERMANENT, 5.0)
+
+
+def test_the_ladder_of_the_topology_counts_not_the_one_the_message_was_opened_with() -> None:
+    shorter = Topology("orders", ["5s"])
+
+    assert decide(shorter, replace(message(2), max_attempts=3), failed()) == Park(FAILURE, AT, names.EXHAUSTED, 5.0)
+
+
+@pytest.mark.parametrize("attempt", [1, 3])
+def test_an_interrupted_handler_gives_the_message_back_with_no_attempt_spent(attempt: int) -> None:
+    assert decide(ORDERS, message(attempt), Interrupted(5.0)) == Released(5.0)
+
+
+def test_a_body_that_cannot_be_read_is_parked_without_a_retry() -> None:
+    """C17: it will be no better the next time."""
+    outcome = undecodable(Undecodable("body of 5 bytes is not valid application/json: x"))
+
+    assert outcome.reason == names.UNDECODABLE
+    assert outcome.failure.message.startswith("body of 5 bytes")
+    assert outcome.at.tzinfo is not None
