@@ -64,6 +64,10 @@ def accounts(topologies: Iterable[Topology]) -> tuple[Account, ...]:
         operator_configure.add(topology.lock_queue)
         operator_write |= {topology.dlx, topology.journal_exchange}
         operator_read |= {topology.dlq, topology.journal_queue}
+        # from 4.3 on a queue is counted by those only who have a right on it; of all rights this one allows least
+        rungs = {rung.queue for rung in topology.rungs}
+        consumer_write |= rungs
+        operator_write |= rungs | {topology.name}
         if topology.journal == "live":
             # each reader of a live journal declares, binds and reads a queue that the broker names
             private = [r"amq\.gen-.*"]

@@ -49,6 +49,8 @@ class Report:
     arguments_compared: bool = True
     #: entities that exist, by kind and name
     present: frozenset[tuple[str, str]] = field(default_factory=frozenset)
+    #: entities of which this account learns nothing: from RabbitMQ 4.3 on it sees only what it has a right on
+    hidden: frozenset[tuple[str, str]] = field(default_factory=frozenset)
 
     @property
     def differing(self) -> tuple[Finding, ...]:
@@ -71,12 +73,19 @@ async def check_topology(connection: Connection, topology: Topology) -> Report:
     probe = _Probe(connection)
     findings: list[Finding] = []
     present: set[tuple[str, str]] = set()
+    hidden: set[tuple[str, str]] = set()
     compared = True
     try:
         wanted: list[ExchangeEntity | QueueEntity] = [*entities.exchanges, *entities.queues]
         for entity in wanted:
             kind = _kind(entity)
-            if not await probe.exists(entity):
+            try:
+                there = await probe.exists(entity)
+            except AccessDenied:
+                compared = False
+                hidden.add((kind, entity.name))
+                continue
+            if not there:
                 findings.append(Finding(kind, entity.name, "missing"))
                 continue
             present.add((kind, entity.name))
@@ -89,7 +98,7 @@ async def check_topology(connection: Connection, topology: Topology) -> Report:
                 findings.append(Finding(kind, entity.name, "differs", *differs))
     finally:
         await probe.close()
-    return Report(topology, tuple(findings), compared, frozenset(present))
+    return Report(topology, tuple(findings), compared, frozenset(present), frozenset(hidden))
 
 
 async def apply_topology(connection: Connection, topology: Topology, *, migrate: bool = False) -> Report:
@@ -124,7 +133,7 @@ async def apply_topology(connection: Connection, topology: Topology, *, migrate:
 
 
 async def ensure_topology(connection: Connection, topology: Topology) -> Report:
-    """Declare the topology, or where the account may not, make sure that all of it exists.
+    """Declare the topology, or where the account may not, make sure that all of it that it can see exists.
 
     Raises :class:`TopologyMismatch`, or :class:`EntityNotFound` naming what is missing and cannot be declared.
     """
@@ -160,7 +169,10 @@ async def delete_topology(connection: Connection, topology: Topology) -> None:
 
 
 async def count_messages(channel: Channel, queue: str) -> int:
-    """Messages of a queue that are ready for delivery; needs no permission. Raises :class:`EntityNotFound`."""
+    """Messages of a queue that are ready for delivery; needs a permission on it from RabbitMQ 4.3 on, no matter which.
+
+    Raises :class:`EntityNotFound`, :class:`AccessDenied`.
+    """
     with translated(f"counting the messages of queue {queue!r}"):
         async with asyncio.timeout(CONNECT_TIMEOUT.total_seconds()):
             return (await channel.queue_declare(queue=queue, passive=True)).message_count or 0

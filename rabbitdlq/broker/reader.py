@@ -62,7 +62,7 @@ class FrameReader:
         On a True it stops reading as if all were well, and what waits for the broker then fails with a bare
         ``Exception``; the read that follows a False raises the error that says it.
         """
-        return not self._ahead and self._reader.at_eof()
+        return False
 
     async def read(self, size: int = -1) -> bytes:
         """What is there, up to ``size`` bytes."""
@@ -144,6 +144,6 @@ def _legible(payload: bytes) -> bytes:
     legible, rest = payload[:at], payload[at:]
     for _ in ("exchange", "routing key"):
         text, rest = rest[1 : 1 + rest[0]], rest[1 + rest[0] :]
-        text = text.decode("utf-8", "backslashreplace").encode()[:255]
+        text = shorten(text.decode("utf-8", "backslashreplace"), 255, "").encode()
         legible += bytes([len(text)]) + text
     return legible + rest

@@ -40,9 +40,11 @@ _INEQUIVALENT = re.compile(
     re.DOTALL,
 )
 _INEQUIVALENT_CUT = re.compile(r"inequivalent arg '(?P<argument>[^']+)' for (?:queue|exchange) ")
+#: in whatever text an error below may have put a URL
+_PASSWORD = re.compile(r"(?<=://)([^\s/@:]*):[^\s/]*@")
 #: a password with a character that ends it early: what was to be the host follows behind the @
 AT_BEHIND_HOST = re.compile(r"://[^/?#]*[/?#].*@")
-_TYPED = re.compile(r"(?:the value )?'(.*)'(?: of type '\w+')?")
+_TYPED = re.compile(r"(?:the value )?'(.*?)'(?: of type '\w+')?", re.DOTALL)
 
 
 class Difference(tuple[str, str, str]):
@@ -56,13 +58,21 @@ def difference(error: BaseException) -> Difference | None:
     text = str(error)
     match = _INEQUIVALENT.search(text)
     if match is not None:
-        received, current = (_TYPED.sub(r"\1", match[part]) for part in ("received", "current"))
+        received, current = (_untyped(match[part]) for part in ("received", "current"))
         return Difference((match["argument"], received, current))
     # the broker cuts its answer at 255 bytes, and long names and arguments leave no room for both values
     match = _INEQUIVALENT_CUT.search(text)
     return (
         Difference((match["argument"], "as the topology says", "something else, which does not fit")) if match else None
     )
+
+
+def _untyped(text: str) -> str:
+    match = _TYPED.fullmatch(text)
+    if match:
+        return match[1]
+    # cut by the broker: what is left must not pass for a whole value
+    return text.removeprefix("the value ").lstrip("'").removesuffix("...") + "…" if text.endswith("...") else text
 
 
 def shown_url(url: str) -> str:
@@ -82,7 +92,7 @@ def translate(error: BaseException, what: str) -> BrokerError:  # noqa: PLR0911,
     """Our error for a lower one; ``what`` says what was being done."""
     if isinstance(error.__cause__, lower.ConnectionClosed):
         error = error.__cause__  # the broker's own words, in the wrapping of the library's frame reading
-    text = _text(error)
+    text = _PASSWORD.sub(r"\1:***@", _text(error))
     match error:
         case BrokerError():
             return error
@@ -120,7 +130,8 @@ def _text(error: BaseException) -> str:
     cause = error.__cause__
     text = " ".join(str(part) for part in error.args if part not in (None, "")) if error.args else str(error)
     for system in (error, cause):
-        if isinstance(system, OSError) and system.strerror:
+        # the library's errors are OSErrors too, with whatever they were given as "strerror"
+        if isinstance(system, OSError) and isinstance(system.strerror, str) and system.strerror:
             if system.errno == errno.ECONNREFUSED:
                 return "connection refused; does the broker run, and is the port right?"
             return system.strerror
@@ -134,13 +145,16 @@ def _tls_error(error: BaseException) -> ssl.SSLError | None:
 
 def _tls_reason(error: ssl.SSLError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
+        if "mismatch" in error.verify_message:
+            return f"the broker's certificate is for another host: {error.verify_message}"
         return (
             f"the broker's certificate is not trusted: {error.verify_message}; name its authority's certificate with "
             "?cafile=/path/ca.pem at the end of the URL"
         )
-    if error.reason == "WRONG_VERSION_NUMBER":
+    reason = getattr(error, "reason", None)
+    if reason == "WRONG_VERSION_NUMBER":
         return "what listens on that port does not speak TLS; the usual port for amqps:// is 5671"
-    return f"{error.reason or error}; check the certificates and the port"
+    return f"{reason or error}; check the certificates and the port"
 
 
 @contextmanager

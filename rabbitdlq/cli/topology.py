@@ -12,6 +12,7 @@ from rabbitdlq.broker import Connection, Report, apply_topology, check_topology
 from rabbitdlq.cli.options import Options, json_line, options_of, run, say
 from rabbitdlq.definitions import ROLES, accounts, definitions, definitions_version
 from rabbitdlq.durations import format_duration
+from rabbitdlq.errors import AccessDenied, BrokerError, TopologyMismatch
 from rabbitdlq.topology import Topology
 
 __all__ = ["app", "draw"]
@@ -30,18 +31,35 @@ def apply(
         bool, typer.Option("--migrate", help="Let a changed ladder replace the old one, whose rungs drain.")
     ] = False,
 ) -> None:
-    """Declare what is missing; what exists is left as it is, and must be as the file says."""
-    options = options_of(context)
-    for report in run(_each(options, queues, migrate=migrate)):
-        missing = len(report.missing)
-        done = f"{missing} declared" if missing else "all there"
-        say(f"{report.topology.name}: {done}{', ladder changed' if report.differing else ''}")
+    """Declare what is missing; what exists is left as it is, and must be as the file says.
+
+    A queue that cannot be declared is named, and the others go on (exit code 3).
+    """
+    outcomes = run(_apply(options_of(context), queues, migrate=migrate))
+    done = [report for report in outcomes if isinstance(report, Report)]
+    for outcome in outcomes:
+        say(_told(outcome) if isinstance(outcome, Report) else f"rabbitdlq: {outcome}")
+    if len(done) < len(outcomes):
+        raise typer.Exit(3 if done else 1)
 
 
-async def _each(options: Options, queues: list[str] | None, *, migrate: bool = False) -> list[Report]:
+def _told(report: Report) -> str:
+    missing = len(report.missing)
+    done = f"{missing} declared" if missing else "all there"
+    return f"{report.topology.name}: {done}{', ladder changed' if report.differing else ''}"
+
+
+async def _apply(options: Options, queues: list[str] | None, *, migrate: bool) -> list[Report | BrokerError]:
+    """What became of each queue; where the broker is gone, nothing else can be done and the error is raised."""
+    outcomes: list[Report | BrokerError] = []
     topologies = options.topologies(queues)
     async with await Connection.open(options.url, "rabbitdlq topology") as connection:
-        return [await apply_topology(connection, topology, migrate=migrate) for topology in topologies]
+        for topology in topologies:
+            try:
+                outcomes.append(await apply_topology(connection, topology, migrate=migrate))
+            except (AccessDenied, TopologyMismatch) as error:
+                outcomes.append(error)
+    return outcomes
 
 
 @app.command()

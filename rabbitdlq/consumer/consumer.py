@@ -19,7 +19,7 @@ from rabbitdlq.consumer.outcome import Outcome, Park, Released, Retry, Succeeded
 from rabbitdlq.consumer.session import Session
 from rabbitdlq.consumer.settle import PARK_TIMEOUT, Settler
 from rabbitdlq.deaths import arrival
-from rabbitdlq.errors import BrokerError, ConfigurationError, TopologyMismatch
+from rabbitdlq.errors import AccessDenied, BrokerError, ConfigurationError, TopologyMismatch
 from rabbitdlq.journal import HistoryIndex, JournalWriter
 from rabbitdlq.message import Message, Undecodable, decode_payload, message_of
 from rabbitdlq.topology import Topology
@@ -121,7 +121,8 @@ class Consumer:
         """Consume until :meth:`stop`, or with ``drain`` until everything is done.
 
         Raises :class:`BrokerError` where the first connection cannot be made, and :class:`TopologyMismatch` at any
-        time; later losses of the connection are repaired with growing pauses.
+        time; later losses of the connection are repaired with growing pauses. With ``drain`` raises
+        :class:`AccessDenied` where the account may not see the ladder's queues.
         """
         workers = [asyncio.create_task(self._work()) for _ in range(self._concurrency)]
         try:
@@ -199,7 +200,9 @@ class Consumer:
         if self._drain:
             waits.append(asyncio.create_task(self._until_drained(session)))
         try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for wait in done:
+                wait.result()
         finally:
             for wait in waits:
                 wait.cancel()
@@ -212,6 +215,8 @@ class Consumer:
             await asyncio.sleep(DRAIN_POLL_SECONDS)
             try:
                 idle = not self._busy and self._deliveries.empty() and await session.idle_in_broker()
+            except AccessDenied:
+                raise  # from 4.3 on a rung is counted by those only who have a right on it
             except BrokerError:
                 idle = False  # the session ends by itself, and the next one looks again
             looks = looks + 1 if idle and not self._busy and self._deliveries.empty() else 0

@@ -52,7 +52,15 @@ class Held:
     async def remove(self) -> None:
         """Take it out of the queue for good; raises :class:`BrokerError` where that may not have arrived."""
         with translated(f"removing dead letter {self.letter.id!r} from the queue"):
-            await self._channel.basic_ack(self._tag)
+            # an ack that the socket has not taken when the line is lost is never heard of again
+            ack = asyncio.ensure_future(self._channel.basic_ack(self._tag))
+            try:
+                await asyncio.wait({ack, self._channel.closing}, return_when=asyncio.FIRST_COMPLETED)
+                if not ack.done():
+                    raise ConnectionError("the connection was lost")
+                ack.result()
+            finally:
+                ack.cancel()
         self._on_removed()
 
 

@@ -319,7 +319,8 @@ class DLQManager:
         return report
 
     async def _record(self, event: str, ids: list[str], count: int) -> None:
-        amqp_user = (await self._connected()).user
+        # what was done is done: a line that is lost by now must not turn it into an error
+        amqp_user = (self._connection or await self._connected()).user
         await self._writer.append(
             journal.operated(event, self.topology.name, who=self.who, amqp_user=amqp_user, ids=ids, count=count)
         )

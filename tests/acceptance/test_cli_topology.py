@@ -1,9 +1,10 @@
 """``rabbitdlq topology``: declaring, drawing, comparing; nothing is ever half done."""
 
 import json
+import re
 
+from rabbitdlq import Message
 from tests.acceptance.cli import Shell
-from tests.broker.kit import until
 
 LADDER = """\
 {q}: 3 attempts within 35s of waiting
@@ -62,7 +63,9 @@ async def test_the_ladder_is_drawn_without_a_broker(shell: Shell) -> None:
 
 async def test_what_is_missing_is_told_then_declared_once_and_then_all_is_well(shell: Shell) -> None:
     entities = shell.topology.entities(shell.raw.connection.version)
-    names = [("exchange", each.name) for each in entities.exchanges] + [("queue", each.name) for each in entities.queues]
+    names = [("exchange", each.name) for each in entities.exchanges] + [
+        ("queue", each.name) for each in entities.queues
+    ]
 
     missing, as_json = await shell.together(("topology", "check"), ("topology", "check", "--json"))
     first = await shell("topology", "apply")
@@ -87,7 +90,7 @@ async def test_what_is_missing_is_told_then_declared_once_and_then_all_is_well(s
 async def test_a_changed_ladder_is_refused_with_both_ladders_named_and_replaced_on_request(shell: Shell) -> None:
     """C19: a delay changed in the file; nothing is declared beside the old ladder, and nothing is deleted."""
     before = await shell.declare()
-    after = shell.write_topology(["100ms", "300ms", "400ms"])
+    after = shell.write_topology(["100ms", "300ms"])
     new = {rung.queue for rung in after.rungs} - {rung.queue for rung in before.rungs}
 
     refused, checked = await shell.together(("topology", "apply"), ("topology", "check", "--json"))
@@ -96,7 +99,7 @@ async def test_a_changed_ladder_is_refused_with_both_ladders_named_and_replaced_
     again = await shell("topology", "apply")
 
     assert refused.code == 1
-    assert "the ladder there is 100ms, 150ms, the one asked for 100ms, 300ms, 400ms" in refused.err
+    assert "the ladder there is 100ms, 150ms, the one asked for 100ms, 300ms" in refused.err
     assert f"'rabbitdlq topology apply {shell.queue} --migrate'" in refused.err
     assert "nothing was changed" in refused.lines[0]
     assert checked.code == 1
@@ -106,25 +109,25 @@ async def test_a_changed_ladder_is_refused_with_both_ladders_named_and_replaced_
         "name": f"{shell.queue}.retry.ladder",
         "problem": "differs",
         "argument": "alternate-exchange",
-        "wanted": "100ms.300ms.400ms",
+        "wanted": "100ms.300ms",
         "found": "100ms.150ms",
     } in differing
     assert migrated.code == 0, migrated.err
-    assert migrated.lines == [f"{shell.queue}: 2 declared, ladder changed"]
+    assert migrated.lines == [f"{shell.queue}: 1 declared, ladder changed"]
     assert (again.code, again.lines) == (0, [f"{shell.queue}: all there"])
     attempts: list[int] = []
 
-    def handle(message: object) -> None:
-        attempts.append(message.attempt)  # type: ignore[attr-defined]
+    def handle(message: Message) -> None:
+        attempts.append(message.attempt)
         raise RuntimeError
 
     await shell.bench.send(after, "x")
     await shell.bench.drain(after, handle)
-    assert attempts == [1, 2, 3, 4]
+    assert attempts == [1, 2, 3]
     assert await shell.raw.count(after.dlq) == 1
 
 
-async def test_a_queue_with_other_arguments_is_named_with_both_values_and_others_go_on_after_it(shell: Shell) -> None:
+async def test_a_queue_with_other_arguments_is_named_with_both_values_and_the_others_go_on(shell: Shell) -> None:
     """C19: the queue exists as another team declared it."""
     await shell.raw.queue(shell.queue, x_queue_type="classic")
     other = f"{shell.queue}-other"
@@ -132,15 +135,16 @@ async def test_a_queue_with_other_arguments_is_named_with_both_values_and_others
     text = (shell.folder / "rabbitdlq.toml").read_text()
     shell.write("rabbitdlq.toml", f'{text}[queues."{other}"]\ndelays = ["1s"]\n')
 
-    both = await shell("topology", "apply")
+    both, alone = await shell("topology", "apply"), await shell("topology", "apply", shell.queue)
 
-    assert both.code == 1
-    assert f"queue '{shell.queue}': " in both.err
-    assert "should be 'quorum' but is 'classic'" in both.err or "x-dead-letter-exchange" in both.err
-    assert "what exists differs; nothing was changed" in both.err
+    assert (both.code, alone.code) == (3, 1)
+    for done in (both, alone):
+        assert done.lines[0] == f"rabbitdlq: topology of '{shell.queue}': what exists differs; nothing was changed"
+        # the broker names one of those that differ, each version its own
+        assert re.fullmatch(rf"  queue '{shell.queue}': x-[a-z-]+ should be '.+' but is '.+'", done.lines[1])
     assert not await shell.exists(f"{shell.queue}.dlq")
+    assert both.lines[-1] == f"{other}: 11 declared"
     assert await shell.exists(f"{other}.dlq")
-    assert f"{other}: " in both.err
 
 
 async def test_definitions_are_written_for_a_version(shell: Shell) -> None:

@@ -114,3 +114,16 @@ async def test_without_the_right_to_publish_the_exchange_is_named(bench: Bench, 
     async with Producer(url) as producer:
         with pytest.raises(AccessDenied, match=r"access to exchange .*refused"):
             await producer.send(topology.name, {"order": 1})
+
+
+async def test_draining_without_a_right_on_the_rungs_works_or_names_the_right_and_does_not_wait_for_ever(
+    bench: Bench, account: Account
+) -> None:
+    """From 4.3 on nobody counts the messages of a queue on which they have no right."""
+    topology = await bench.declared()
+    url = await account("^$", r"\.(dlx|journal)$", rf"^{topology.name}(\.journal)?$")
+    if bench.raw.connection.version < (4, 3):
+        await bench.drain(topology, _fail, url=url)
+        return
+    with pytest.raises(AccessDenied, match=rf"counting .*'{topology.rungs[0].queue}'"):
+        await bench.drain(topology, _fail, url=url)

@@ -84,10 +84,11 @@ async def test_a_run_that_loses_its_line_loses_no_letter(bench: Bench, lost: str
     async with Proxy(bench.url) as proxy, DLQManager(topology, url=proxy.url) as dlq:
 
         def watch(report: ReplayReport) -> None:
-            if lost == "line" and report.replayed == 50:
+            if lost == "line" and report.replayed == 50 and not report.stayed:
                 proxy.cut()
             elif lost == "confirms" and report.replayed == 1:
-                proxy.freeze(towards=("client",))
+                publishing = proxy.lines[1]  # the second connection of a manager is for publishes
+                proxy.freeze(lambda line: line is publishing, towards=("client",))
 
         run = asyncio.create_task(dlq.replay_all(on_progress=watch))
         if lost == "confirms":

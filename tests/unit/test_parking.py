@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rabbitdlq import names
@@ -164,7 +164,7 @@ class TestBudget:
         moved=texts,
         frame=st.sampled_from([8_192, 16_384, FRAME]),
     )
-    @quick
+    @settings(quick, max_examples=30)
     def test_no_story_is_longer_than_the_frame_allows(
         self,
         error: str,
