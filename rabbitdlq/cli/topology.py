@@ -103,12 +103,22 @@ def _tell(report: Report, as_json: bool) -> None:
             }
             for finding in report.findings
         ]
-        json_line({"queue": name, "arguments_compared": report.arguments_compared, "findings": findings})
+        json_line(
+            {
+                "queue": name,
+                "arguments_compared": report.arguments_compared,
+                "findings": findings,
+                "not_visible": [{"kind": kind, "name": hidden} for kind, hidden in sorted(report.hidden)],
+            }
+        )
         return
+    found = f"{len(report.findings)} finding{'s' if len(report.findings) > 1 else ''}"
     compared = "" if report.arguments_compared else " (existence only: comparing needs the configure permission)"
-    print(f"{name}: {'as it should be' if not report.findings else f'{len(report.findings)} findings'}{compared}")
+    print(f"{name}: {found if report.findings else 'as it should be'}{compared}")
     for finding in report.findings:
         print(f"  {finding}")
+    if report.hidden:
+        print(f"  not visible to this account, which has no permission on them: {len(report.hidden)} of its entities")
 
 
 @app.command("definitions")

@@ -119,9 +119,7 @@ async def test_letters_are_sent_back_by_id_or_all_and_what_cannot_go_stays(shell
 
     some = await shell("dlq", "replay", shell.queue, ids[1], "nope", "--json")
     assert await dead(shell) == [ids[0], ids[2]]
-    neither, both = await shell.together(
-        ("dlq", "replay", shell.queue), ("dlq", "replay", shell.queue, ids[0], "--all")
-    )
+    neither = await shell("dlq", "replay", shell.queue)
     rest = await shell("dlq", "replay", shell.queue, "--all")
 
     assert some.code == 3
@@ -130,8 +128,7 @@ async def test_letters_are_sent_back_by_id_or_all_and_what_cannot_go_stays(shell
     assert [error["id"] for error in report["errors"]] == ["nope"]
     assert some.lines[0].startswith("nope: no dead letter 'nope'")
     assert some.lines[-1] == "replayed 1, stayed 1"
-    for done in (neither, both):
-        assert (done.code, done.lines) == (2, ["rabbitdlq: dlq replay: name ids, or say --all"])
+    assert (neither.code, neither.lines) == (2, ["rabbitdlq: dlq replay: name ids, or say --all"])
     assert (rest.code, rest.lines) == (0, ["replayed 2, stayed 0"])
     assert await dead(shell) == []
     assert await shell.raw.count(shell.queue) == 3
@@ -170,14 +167,12 @@ async def test_deleting_asks_first_and_does_nothing_without_a_yes(shell: Shell) 
     assert await asyncio.wait_for(asked.process.wait(), 10) != 0  # it ends although stdin stays open
     assert await dead(shell) == ids
 
-    dropped = await shell(*drop, stdin="y\n")
-    assert (dropped.code, dropped.lines[-1].rpartition(": ")[2]) == (0, "dropped 1, failed 0")
+    dropped = await shell(*drop, "nope", stdin="y\n")
+    assert (dropped.code, dropped.lines[-1]) == (3, "dropped 1, failed 1")
+    assert "nope: no dead letter 'nope'" in dropped.err
     assert await dead(shell) == ids[1:]
-    partly = await shell("dlq", "drop", shell.queue, ids[1], "nope", "--yes")
-    assert (partly.code, partly.lines[-1]) == (3, "dropped 1, failed 1")
-    assert partly.lines[0].startswith("nope: no dead letter 'nope'")
     purged = await shell(*purge, "--yes")
-    assert (purged.code, purged.lines) == (0, ["purged 1"])
+    assert (purged.code, purged.lines) == (0, ["purged 2"])
     assert await dead(shell) == []
 
 
@@ -192,14 +187,11 @@ async def test_a_second_operator_is_told_that_somebody_else_is_at_it(shell: Shel
         await anext(letters)
 
         found = await shell.together(*commands)
-        waiting = await shell("dlq", "summary")
-
         await letters.aclose()
 
     for done in found:
         assert (done.code, done.out) == (1, "")
         assert done.lines[-1].startswith(f"rabbitdlq: '{shell.queue}.dlq' is in use: another operator is looking at")
-    assert waiting.code == 0
     assert await dead(shell) == ids
 
 

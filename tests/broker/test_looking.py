@@ -206,7 +206,6 @@ async def test_three_thousand_letters_are_shown_in_their_order(bench: Bench) -> 
         bodies = [letter.body[:4] async for letter in dlq.each()]
         assert time.monotonic() - started < 30
         assert bodies == [b"%04d" % number for number in range(3_000)]
-        assert [letter.id for letter in await dlq.peek(9)] == ids[:9]
         assert await words(dlq.each()) == ids
 
 

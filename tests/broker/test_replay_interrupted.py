@@ -46,7 +46,10 @@ async def _by_cancelling(dlq: DLQManager) -> ReplayReport:
     return last
 
 
-@pytest.mark.parametrize("interrupt", [_by_the_event, _by_cancelling])
+@pytest.mark.parametrize(
+    ("queue_type", "interrupt"),
+    [("quorum", _by_the_event), ("quorum", _by_cancelling), ("classic", _by_cancelling)],
+)
 async def test_an_interrupted_run_leaves_the_rest_in_its_order(
     bench: Bench, interrupt: Callable[[DLQManager], Awaitable[ReplayReport]]
 ) -> None:

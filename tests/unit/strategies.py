@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rabbitdlq.wire import Headers, Properties
 
 #: few examples, no stop-watch: the machine may be shared
-quick = settings(max_examples=60, deadline=None)
+quick = settings(max_examples=40, deadline=None)
 
 #: texts that fit into a short string, whatever their characters take
 short_texts = st.text(max_size=60)

@@ -55,6 +55,13 @@ class TestBare:
         assert (found.exchange, found.routing_key) == ("shop", "order.created")
         assert found.id == derived_id(b"{}", Properties(), "order.created")
 
+    def test_one_that_crashed_in_an_earlier_life_came_from_its_publisher_too(self) -> None:
+        """Below 4.0 the deaths of a message that somebody moved back are counted on."""
+        crashed, _, rejected, _ = CRASHED
+        found = letter(headers={"x-death": [rejected | {"count": 3}, crashed]})
+
+        assert (found.exchange, found.routing_key) == ("shop", "order.created")
+
     @pytest.mark.parametrize(
         ("by_broker", "reason"),
         [

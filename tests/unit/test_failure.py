@@ -221,11 +221,11 @@ class TestFingerprint:
 
         assert len(prints) == 4
 
-    @pytest.mark.parametrize("text", ["a b " * 30_000, "no order 17: " * 10_000])
+    @pytest.mark.parametrize("text", ["a b " * 30_000, "no order 17: " * 10_000, "7" * 110_000])
     def test_only_the_beginning_of_a_long_text_is_looked_at(self, text: str) -> None:
         """What bounds the time that an error of 100 kB can cost."""
         assert len(text) > 100_000
-        assert fingerprint("E", text) == fingerprint("E", text[:4_000]) == fingerprint("E", text[:4_000] + "another")
+        assert fingerprint("E", text) == fingerprint("E", text[:4_000]) == fingerprint("E", text[:4_000] + " more")
 
     @given(text=st.lists(st.sampled_from(["'", '"', "“", "a@", "a-", "/a", "~/", "a:", "Mon ", "+-", "1,", "_"])))
     @quick

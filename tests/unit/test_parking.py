@@ -164,7 +164,7 @@ class TestBudget:
         moved=texts,
         frame=st.sampled_from([8_192, 16_384, FRAME]),
     )
-    @settings(quick, max_examples=30)
+    @settings(quick, max_examples=20)
     def test_no_story_is_longer_than_the_frame_allows(
         self,
         error: str,
