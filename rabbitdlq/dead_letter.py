@@ -91,6 +91,8 @@ class DeadLetter:
     lap: int
     #: the same on both copies where a crash parked a message twice; empty on those the broker parked bare
     park_id: str
+    #: it may be a second copy: the message had been delivered before, or its park was repeated after a lost confirm
+    repeated: bool
     id_derived: bool
     #: what was moved out of the message: expiration, user id, extra routing, x-death
     original: Mapping[str, Any]
@@ -104,7 +106,10 @@ class DeadLetter:
 
     @property
     def copy_key(self) -> tuple[str, int] | None:
-        """Equal on the copies of one letter that a crash between confirm and ack parked twice; None on bare ones."""
+        """Equal on the copies of one letter; None on bare ones. Only one that is ``repeated`` is taken for a copy.
+
+        Two messages that a producer gave the same id and the same content are two: equal keys alone prove nothing.
+        """
         return (self.park_id, hash(self.body)) if self.park_id else None
 
     @property
@@ -163,9 +168,11 @@ class DeadLetter:
         headers = wire.table
         deaths = parse_deaths(headers.get("x-death"))
         origin = _origin(work_queue, deaths)
-        queue = headers.text(names.QUEUE) or (origin.queue if origin else work_queue)
+        told_queue = headers.text(names.QUEUE)
         # parking takes x-death away: with both, others moved the letter back to work and there the broker parked it
-        parked = names.PARK_ID in headers and not any(death.queue == queue for death in deaths)
+        parked = names.PARK_ID in headers and not any(death.queue in (work_queue, told_queue) for death in deaths)
+        # on what the broker parked, the header is whatever its publisher wrote
+        queue = told_queue if parked and told_queue else (origin.queue if origin else work_queue)
         routing_key = _first_text(headers.text(names.ROUTING_KEY), origin.routing_key if origin else None)
         kept, _ = harmless(wire)
         history = _read_history(headers.text(names.HISTORY))
@@ -188,6 +195,7 @@ class DeadLetter:
             moved_to_dlq_at=read_time(headers.text(names.PARKED_AT)) if parked else _time(deaths, max),
             lap=told_lap(headers) if parked else lap_of(headers),
             park_id=(headers.text(names.PARK_ID) or "") if parked else "",
+            repeated=parked and headers.get(names.REPEATED) is True,
             id_derived=headers.get(names.ID_DERIVED) is True or not wire.message_id,
             original=read_original(headers.text(names.ORIGINAL)),
             wire=wire,

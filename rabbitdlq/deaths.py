@@ -40,8 +40,6 @@ class Arrival:
     counted: int
     exchange: str
     routing_key: str
-    #: the first death this message remembers
-    first_death: datetime | None
 
 
 def parse_deaths(value: Any) -> tuple[Death, ...]:
@@ -80,7 +78,7 @@ def arrival(topology: Topology, exchange: str, routing_key: str, x_death: Any) -
     UI's "Move messages") starts one, whatever header it carries.
     """
     if exchange != topology.return_exchange:
-        return Arrival(0, 0, exchange, _name(routing_key), None)
+        return Arrival(0, 0, exchange, _name(routing_key))
     deaths = parse_deaths(x_death)
     rungs = [
         (rung.number, death.count)
@@ -89,11 +87,9 @@ def arrival(topology: Topology, exchange: str, routing_key: str, x_death: Any) -
     ]
     failures = rungs[0][0] if rungs else 0
     origin = next((death for death in deaths if death.queue == topology.name and death.reason == "rejected"), None)
-    times = [death.time for death in deaths if death.time is not None]
     return Arrival(
         failures=failures,
         counted=sum(count for _, count in rungs),
         exchange=origin.exchange if origin else exchange,
         routing_key=origin.routing_key if origin else _name(routing_key),
-        first_death=min(times) if times else None,
     )

@@ -39,5 +39,5 @@ def import_definitions(url: str, definitions: Mapping[str, Any]) -> None:
         raise BrokerUnavailable(f"management API at {shown}: {error or type(error).__name__}") from error
     if answer.status_code in (401, 403):
         raise AccessDenied(f"management API at {shown}: the account may not import definitions (it needs a tag)")
-    if answer.status_code >= 400:
+    if not answer.is_success:
         raise BrokerError(f"management API at {shown}: {answer.status_code} {answer.text[:300]}")

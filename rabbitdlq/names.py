@@ -19,6 +19,8 @@ PARK_ID = "dlq-park-id"
 HISTORY = "dlq-history"
 HISTORY_PARTIAL = "dlq-history-partial"
 ORIGINAL = "dlq-original"
+#: this may be a second copy: its message had been delivered before, or its park was repeated after a lost confirm
+REPEATED = "dlq-repeated"
 #: the message came without an id and got a derived one
 ID_DERIVED = "dlq-id-derived"
 #: on a replayed message: the park id of the dead letter it was, the same on a copy that a crash sent twice
@@ -47,6 +49,7 @@ OURS = frozenset(
         ORIGINAL,
         ID_DERIVED,
         REPLAY_ID,
+        REPEATED,
     }
 )
 #: what a replayed message keeps: where it is from and how often it has been here

@@ -43,6 +43,8 @@ class Parking:
     park_id: str
     #: attempts of this lap that the history does not tell of
     history_partial: bool = False
+    #: the message may be parked already
+    repeated: bool = False
 
 
 def new_park_id(message: Message) -> str:
@@ -102,6 +104,8 @@ def _own_headers(
     }
     if derived:
         values[names.ID_DERIVED] = True
+    if parking.repeated:
+        values[names.REPEATED] = True
     if parking.history_partial:
         values[names.HISTORY_PARTIAL] = True
     left = budget - len(Headers(values).encode())

@@ -1,7 +1,7 @@
 """Publishing work: persistent, mandatory, confirmed, with an id and a timestamp, many in flight at once."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
@@ -107,7 +107,7 @@ class Producer:
 
     async def send_all(
         self, queue: str, payloads: AsyncIterator[Any], *, content_type: str | None = None, **options: Any
-    ) -> AsyncIterator[PublishReport]:
+    ) -> AsyncGenerator[PublishReport, None]:
         """Publish a stream of payloads with a window of them in flight; a report for each, as confirms come.
 
         One that fails does not stop the others. Reports do not wait for the next payload: a slow source is told at

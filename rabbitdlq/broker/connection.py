@@ -130,7 +130,7 @@ class Connection:
 
     async def close(self) -> None:
         """Close it, under a deadline: a peer that does not answer is left."""
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception), translated("closing a connection"):
             async with asyncio.timeout(CLOSE_TIMEOUT.total_seconds()):
                 await self._raw.close()
 
@@ -145,7 +145,7 @@ class Connection:
 
 async def close_channel(channel: Channel) -> None:
     """Close a channel whatever state it is in; what it held unsettled goes back to its queue."""
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception), translated("closing a channel"):
         async with asyncio.timeout(CLOSE_TIMEOUT.total_seconds()):
             await channel.close()
 

@@ -123,10 +123,6 @@ async def apply_topology(connection: Connection, topology: Topology, *, migrate:
                 if changed_ladder:
                     await _migrate(channel, topology, changed_ladder[0].found)
                 await _declare_missing(channel, entities, report)
-                for binding in topology.outdated_bindings(connection.version):
-                    await channel.exchange_unbind(
-                        destination=binding.destination, source=binding.source, arguments=dict(binding.arguments)
-                    )
     finally:
         await close_channel(channel)
     return report
@@ -141,8 +137,10 @@ async def ensure_topology(connection: Connection, topology: Topology) -> Report:
         return await apply_topology(connection, topology)
     except AccessDenied as denied:
         report = await check_topology(connection, topology)
-        if report.missing:
-            names = ", ".join(f"{finding.kind} {finding.name!r}" for finding in report.missing)
+        # without the journal histories are incomplete; without the rest messages are lost
+        needed = [finding for finding in report.missing if finding.name != topology.journal_queue]
+        if needed:
+            names = ", ".join(f"{finding.kind} {finding.name!r}" for finding in needed)
             raise EntityNotFound(
                 f"{names}: missing, and this account may not declare ({denied}); run 'rabbitdlq topology apply' with "
                 "an account that has the configure permission, or load the definitions"

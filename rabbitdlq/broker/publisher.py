@@ -21,6 +21,8 @@ __all__ = ["Outgoing", "Publisher", "new_id"]
 
 #: frame header, class, weight, body size, frame end
 _HEADER_FRAME_OVERHEAD = 7 + 12 + 1
+#: channels opened for publishes that are tried alone; a connection has a limit of them
+ALONE_AT_ONCE = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,8 @@ class Publisher:
         self._connection = connection
         self._channel: Channel | None = None
         self._opening = asyncio.Lock()
+        self._under_way = 0
+        self._alone = asyncio.Semaphore(ALONE_AT_ONCE)
         self._in_flight: dict[str, tuple[asyncio.Lock, int]] = {}
 
     @property
@@ -71,27 +75,26 @@ class Publisher:
         :class:`AccessDenied`, :class:`EntityNotFound`, or :class:`BrokerUnavailable` when nothing could be sent.
         """
         encoded, message_id = self._encode(outgoing)
-        async with self._one_at_a_time(message_id):
-            await self._send(outgoing, encoded, message_id, timeout, mandatory)
-
-    async def _send(
-        self, outgoing: Outgoing, encoded: bytes, message_id: str, timeout: timedelta, mandatory: bool
-    ) -> None:
         sending = False
         try:
-            async with asyncio.timeout(timeout.total_seconds()):
+            async with asyncio.timeout(timeout.total_seconds()), self._one_at_a_time(message_id):
                 channel = await self._open_channel()
                 sending = True
-                await channel.basic_publish(
-                    outgoing.body,
-                    exchange=outgoing.exchange,
-                    routing_key=outgoing.routing_key,
-                    properties=_RawProperties(encoded, message_id),
-                    mandatory=mandatory,
-                )
+                self._under_way += 1
+                try:
+                    await self._send(channel, outgoing, encoded, mandatory)
+                except (lower.ChannelClosed, lower.ChannelInvalidStateError) as error:
+                    alone = self._under_way == 1 and isinstance(error, lower.ChannelClosed)
+                    if alone or not self._connection.is_open:
+                        raise
+                    # one bad publish closes the channel over all that are under way: each is tried alone, and the
+                    # bad one is told by that. What had arrived already arrives twice, under the same id
+                    await self._send_alone(outgoing, encoded, mandatory)
+                finally:
+                    self._under_way -= 1
         except TimeoutError as error:
             if not sending:
-                raise BrokerUnavailable(f"{outgoing.what}: no channel within {timeout.total_seconds():g} s") from error
+                raise BrokerUnavailable(f"{outgoing.what}: not sent within {timeout.total_seconds():g} s") from error
             raise PublishUnconfirmed(
                 f"{outgoing.what}: no confirm within {timeout.total_seconds():g} s; is the broker blocked by an alarm?"
             ) from error
@@ -103,6 +106,23 @@ class Publisher:
             if task is not None and task.cancelling():
                 raise
             raise PublishUnconfirmed(f"{outgoing.what}: the connection was lost before the confirm") from error
+
+    async def _send(self, channel: Channel, outgoing: Outgoing, encoded: bytes, mandatory: bool) -> None:
+        await channel.basic_publish(
+            outgoing.body,
+            exchange=outgoing.exchange,
+            routing_key=outgoing.routing_key,
+            properties=_RawProperties(encoded, outgoing.properties.message_id or ""),
+            mandatory=mandatory,
+        )
+
+    async def _send_alone(self, outgoing: Outgoing, encoded: bytes, mandatory: bool) -> None:
+        async with self._alone:
+            channel = await self._connection.channel(confirms=True)
+            try:
+                await self._send(channel, outgoing, encoded, mandatory)
+            finally:
+                await close_channel(channel)
 
     def _refusal(self, error: BaseException, outgoing: Outgoing, sending: bool) -> Exception:
         ours = translate(error, outgoing.what)

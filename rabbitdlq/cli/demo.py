@@ -135,8 +135,8 @@ class Demo:
         """Declare the topology, from the definitions if the management API is known; gives what was done."""
         async with await Connection.open(self._options.url, "rabbitdlq demo") as connection:
             source = self._import(connection)
-            await apply_topology(connection, self._topology)
-        return f"topology loaded from {source}" if source else "topology declared"
+            missing = (await apply_topology(connection, self._topology)).missing
+        return f"topology loaded from {source}" if source and not missing else "topology declared"
 
     async def _refuse_to_disturb(self) -> None:
         async with DLQManager(self._topology, url=self._options.url) as manager:

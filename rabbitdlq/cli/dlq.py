@@ -1,6 +1,7 @@
 """``rabbitdlq dlq``: look at dead letters, send them back, delete them."""
 
 import asyncio
+from contextlib import aclosing
 from typing import Annotated
 
 import typer
@@ -56,11 +57,13 @@ def list_letters(
     async def work() -> int:
         async with DLQManager(options.topology(queue), url=options.url) as manager:
             rows = []
-            async for letter in manager.each(limit or None):
-                if as_json:
-                    json_line(letter.as_json())
-                else:
-                    rows.append(render.row(letter))
+            # closed before the connection is, also where the output fails: what was taken to be looked at goes back
+            async with aclosing(manager.each(limit or None)) as letters:
+                async for letter in letters:
+                    if as_json:
+                        json_line(letter.as_json())
+                    else:
+                        rows.append(render.row(letter))
             count = await manager.count()
         if not as_json:
             display(render.table(rows))

@@ -10,6 +10,7 @@ import typer
 from rabbitdlq import names
 from rabbitdlq.broker import Connection, PublishLink
 from rabbitdlq.cli.options import Options, json_line, options_of, run, stop_on_signals
+from rabbitdlq.cli.render import plain
 from rabbitdlq.durations import parse_duration
 from rabbitdlq.errors import ConfigurationError
 from rabbitdlq.journal import JournalEvent, JournalWriter, read_journal
@@ -61,12 +62,13 @@ async def _print(
     follow: bool,
     as_json: bool,
 ) -> None:
-    events = read_journal(connection, options.topology(queue), writer, since=since, follow=follow)
-    async for event in events:
-        if as_json:
-            json_line(event.as_json())
-        else:
-            print(_line(event), flush=True)
+    reading = read_journal(connection, options.topology(queue), writer, since=since, follow=follow)
+    async with contextlib.aclosing(reading) as events:
+        async for event in events:
+            if as_json:
+                json_line(event.as_json())
+            else:
+                print(plain(_line(event)), flush=True)
 
 
 def _line(event: JournalEvent) -> str:

@@ -105,18 +105,19 @@ class _Publishing:
         """Publish all lines; stops reading where the broker is gone or on Ctrl-C, and says where."""
         with stop_on_signals(self._stop), Reporter(f"publishing to {self._queue}") as reporter:
             async with Producer(url, window=window) as producer:
-                reports = producer.send_all(
+                sending = producer.send_all(
                     self._queue, self._payloads(descriptor), content_type="application/json", **self._route
                 )
-                async for report in reports:
-                    line = self._numbers.pop(report.place)
-                    if report.error is None:
-                        self.published += 1
-                    else:
-                        self._fail(line, str(report.error))
-                        if isinstance(report.error, BrokerUnavailable | PublishUnconfirmed):
-                            self._stop.set()
-                    reporter.at(self.published + self.failed)
+                async with contextlib.aclosing(sending) as reports:
+                    async for report in reports:
+                        line = self._numbers.pop(report.place)
+                        if report.error is None:
+                            self.published += 1
+                        else:
+                            self._fail(line, str(report.error))
+                            if isinstance(report.error, BrokerUnavailable | PublishUnconfirmed):
+                                self._stop.set()
+                        reporter.at(self.published + self.failed)
         self._tell()
 
     async def _payloads(self, descriptor: int) -> AsyncIterator[bytes]:

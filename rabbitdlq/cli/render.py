@@ -13,9 +13,22 @@ from rich.text import Text
 from rabbitdlq.dead_letter import DeadLetter
 from rabbitdlq.dead_letters import QueueSummary, ReplayReport
 
-__all__ = ["letter", "replay_json", "row", "summaries", "table"]
+__all__ = ["letter", "plain", "replay_json", "row", "summaries", "table"]
 
 COLUMNS = ("id", "parked", "reason", "attempts", "lap", "error", "routing key")
+
+
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+
+
+def plain(text: str) -> str:
+    """The text without what a terminal would obey: a message may carry escape sequences."""
+    return text.translate(_CONTROLS)
+
+
+def safe(text: str, style: str = "") -> Text:
+    """The same, for rich."""
+    return Text(plain(text), style=style)
 
 
 def _time(moment: datetime | None) -> str:
@@ -56,7 +69,7 @@ def table(rows: Sequence[tuple[str, ...]]) -> Table:
     """The list."""
     shown = _plain_table(*COLUMNS)
     for cells in rows:
-        shown.add_row(*(Text(cell) for cell in cells))
+        shown.add_row(*(safe(cell) for cell in cells))
     return shown
 
 
@@ -67,7 +80,7 @@ def summaries(found: Sequence[QueueSummary]) -> Table:
         known = [count for count in entry.on_ladder.values() if count is not None]
         ladder = f"{sum(known):,}" if len(known) == len(entry.on_ladder) else "missing"
         shown.add_row(
-            Text(entry.queue),
+            safe(entry.queue),
             *(("missing" if count is None else f"{count:,}") for count in (entry.waiting,)),
             ladder,
             *(("missing" if count is None else f"{count:,}") for count in (entry.dead, entry.consumers)),
@@ -81,12 +94,12 @@ def letter(dead: DeadLetter) -> RenderableType:
     facts.add_column(style="bold", no_wrap=True)
     facts.add_column()
     for name, value in _facts(dead):
-        facts.add_row(name, Text(value))
+        facts.add_row(name, safe(value))
     parts: list[RenderableType] = [facts]
     if dead.history:
-        parts += [Text("\nattempts", style="bold"), Padding(_history(dead), (0, 0, 0, 2))]
+        parts += [safe("\nattempts", style="bold"), Padding(_history(dead), (0, 0, 0, 2))]
     if dead.error is not None and dead.error.traceback:
-        parts += [Text("\ntraceback", style="bold"), Padding(Text(dead.error.traceback.rstrip()), (0, 0, 0, 2))]
+        parts += [safe("\ntraceback", style="bold"), Padding(safe(dead.error.traceback.rstrip()), (0, 0, 0, 2))]
     return Group(*parts)
 
 
@@ -125,8 +138,8 @@ def _history(dead: DeadLetter) -> Table:
             str(record.attempt),
             _time(record.at),
             took,
-            Text(record.worker),
-            Text(f"{record.error_type}: {record.error_message}"),
+            safe(record.worker),
+            safe(f"{record.error_type}: {record.error_message}"),
         )
     return shown
 

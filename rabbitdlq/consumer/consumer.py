@@ -17,9 +17,9 @@ from rabbitdlq.consumer.attempt import Handler, is_async, run_attempt
 from rabbitdlq.consumer.delivery import Delivery
 from rabbitdlq.consumer.outcome import Outcome, Park, Released, Retry, Succeeded, decide, undecodable
 from rabbitdlq.consumer.session import Session
-from rabbitdlq.consumer.settle import PARK_TIMEOUT, Settler
+from rabbitdlq.consumer.settle import PARK_TIMEOUT, Settlement, Settler
 from rabbitdlq.deaths import arrival
-from rabbitdlq.errors import AccessDenied, BrokerError, ConfigurationError, TopologyMismatch
+from rabbitdlq.errors import AccessDenied, BrokerError, ConfigurationError, EntityNotFound, TopologyMismatch
 from rabbitdlq.journal import HistoryIndex, JournalWriter
 from rabbitdlq.message import Message, Undecodable, decode_payload, message_of
 from rabbitdlq.topology import Topology
@@ -32,6 +32,8 @@ log = structlog.stdlib.get_logger(__name__)
 MAX_PREFETCH = 65_535
 #: reconnecting: first wait, and the longest
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.5, 5.0
+#: a session that lasted this long was a good one: the next loss is repaired at once
+LASTING_SECONDS = 5.0
 DRAIN_POLL_SECONDS = 0.2
 #: an empty look says little while a message is between two queues; this many in a row say it
 DRAIN_LOOKS = 6
@@ -49,6 +51,8 @@ class ConsumerSummary:
     retried: int = 0
     parked: int = 0
     released: int = 0
+    #: could not be parked: the broker retries them, or parks them bare
+    left_to_broker: int = 0
     #: settled after the line was lost: the broker delivers them again
     too_late: int = 0
 
@@ -106,6 +110,7 @@ class Consumer:
         self._busy = 0
         self._idle = asyncio.Event()
         self._in_handler: set[asyncio.Task[Any]] = set()
+        self._begun = False
         self._ending = False
         self._retries_out: set[str] = set()
         self._stopping = asyncio.Event()
@@ -118,12 +123,15 @@ class Consumer:
         self._stopping.set()
 
     async def run(self) -> ConsumerSummary:
-        """Consume until :meth:`stop`, or with ``drain`` until everything is done.
+        """Consume until :meth:`stop`, or with ``drain`` until everything is done. A consumer runs once.
 
         Raises :class:`BrokerError` where the first connection cannot be made, and :class:`TopologyMismatch` at any
         time; later losses of the connection are repaired with growing pauses. With ``drain`` raises
-        :class:`AccessDenied` where the account may not see the ladder's queues.
+        :class:`AccessDenied` or :class:`EntityNotFound` where the ladder's queues cannot be seen.
         """
+        if self._begun:
+            raise ConfigurationError("a Consumer runs once; make another for the next run")
+        self._begun = True
         workers = [asyncio.create_task(self._work()) for _ in range(self._concurrency)]
         try:
             await self._sessions()
@@ -131,7 +139,9 @@ class Consumer:
             self._ending = True
             for worker in workers:
                 worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
+            _, deaf = await asyncio.wait(workers, timeout=self._settle_time.total_seconds())
+            if deaf:  # a handler that swallows its cancellation must not keep the process from ending
+                log.error("handlers_abandoned", queue=self.topology.name, count=len(deaf))
             await self._link.close()
             await self._journal_link.close()
         return self.summary
@@ -149,6 +159,7 @@ class Consumer:
                 self._deliveries.put_nowait,
                 prefetch=self._prefetch,
                 name=f"rabbitdlq consume {self.topology.name} {self.worker}",
+                on_ready=self._use,
             )
             try:
                 if not await self._opened(session):
@@ -161,8 +172,7 @@ class Consumer:
                 backoff = min(backoff * 2, LONGEST_BACKOFF)
                 continue
             log.info("consumer_started", queue=self.topology.name, worker=self.worker, reconnected=not first)
-            backoff, first = FIRST_BACKOFF, False
-            self._settler.reader = session.reader
+            first, opened_at = False, asyncio.get_running_loop().time()
             try:
                 await self._until_over(session)
                 if self._stopping.is_set():
@@ -172,6 +182,16 @@ class Consumer:
             finally:
                 self._forget_waiting()
                 await session.close()
+            if asyncio.get_running_loop().time() - opened_at >= LASTING_SECONDS:
+                backoff = FIRST_BACKOFF
+            else:  # each loss costs what was prefetched a delivery count
+                await self._pause(backoff)
+                backoff = min(backoff * 2, LONGEST_BACKOFF)
+
+    def _use(self, session: Session) -> None:
+        """Before the session's first delivery: parks need its reader, and to know what the broker counts."""
+        self._settler.reader = session.reader
+        self._settler.delivery_count_travels = (4, 0) <= session.version < (4, 3)
 
     async def _opened(self, session: Session) -> bool:
         """Whether the session was opened; a stop does not wait for a broker that does not answer."""
@@ -215,7 +235,7 @@ class Consumer:
             await asyncio.sleep(DRAIN_POLL_SECONDS)
             try:
                 idle = not self._busy and self._deliveries.empty() and await session.idle_in_broker()
-            except AccessDenied:
+            except (AccessDenied, EntityNotFound):
                 raise  # from 4.3 on a rung is counted by those only who have a right on it
             except BrokerError:
                 idle = False  # the session ends by itself, and the next one looks again
@@ -290,15 +310,15 @@ class Consumer:
             message_id=message.id, queue=message.queue, attempt=message.attempt
         ):
             outcome = await self._attempt(message)
-            settled = await self._settler.settle(delivery, message, outcome)
-        self._count(message, outcome, settled)
+            settlement = await self._settler.settle(delivery, message, outcome)
+        self._count(message, outcome, settlement)
         log.info(
-            "delivery_settled" if settled else "delivery_lost",
+            "delivery_lost" if settlement == "too_late" else "delivery_settled",
             message_id=message.id,
             queue=message.queue,
             attempt=message.attempt,
             max_attempts=message.max_attempts,
-            outcome=outcome.name,
+            outcome="left_to_broker" if settlement == "left_to_broker" else outcome.name,
             duration_ms=round(outcome.duration_ms, 3),
         )
 
@@ -350,9 +370,12 @@ class Consumer:
         )
         return known
 
-    def _count(self, message: Message, outcome: Outcome, settled: bool) -> None:
-        if not settled:
+    def _count(self, message: Message, outcome: Outcome, settlement: Settlement) -> None:
+        if settlement == "too_late":
             self.summary.too_late += 1
+            return
+        if settlement == "left_to_broker":
+            self.summary.left_to_broker += 1
             return
         match outcome:
             case Succeeded():

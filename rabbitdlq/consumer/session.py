@@ -13,7 +13,7 @@ from rabbitdlq.broker.connection import CONNECT_TIMEOUT
 from rabbitdlq.consumer.delivery import Delivery
 from rabbitdlq.errors import BrokerError
 from rabbitdlq.journal import HistoryIndex, JournalReader, JournalWriter
-from rabbitdlq.topology import Topology
+from rabbitdlq.topology import Topology, Version
 
 __all__ = ["Session"]
 
@@ -37,12 +37,15 @@ class Session:
         *,
         prefetch: int,
         name: str,
+        on_ready: "Callable[[Session], None]",
     ) -> None:
         self._topology = topology
         self._url = url
         self._on_delivery = on_delivery
         self._prefetch = prefetch
         self._name = name
+        self._on_ready = on_ready
+        self.version: Version = ()
         self.reader = JournalReader(topology, writer, index.add)
         self._connection: Connection | None = None
         self._channel: Channel | None = None
@@ -62,6 +65,8 @@ class Session:
             self._connection = await Connection.open(self._url, self._name)
             await ensure_topology(self._connection, self._topology)
             await self._catch_up(self._connection)
+            self.version = self._connection.version
+            self._on_ready(self)
             await self._consume(self._connection)
         except BaseException:
             await self.close()
@@ -83,7 +88,7 @@ class Session:
             self._on_delivery(Delivery.of(channel, delivered))
 
         channel.on_consumer_cancel_callbacks.add(lambda _: self._end("the broker cancelled the consumer"))
-        channel.closing.add_done_callback(lambda _: self._end("the channel was closed"))
+        channel.closing.add_done_callback(lambda closing: self._end(f"the channel was closed{_why(closing)}"))
         with translated(f"consuming {self._topology.name!r}"):
             async with asyncio.timeout(CONNECT_TIMEOUT.total_seconds()):
                 await channel.basic_qos(prefetch_count=self._prefetch)
@@ -123,3 +128,9 @@ class Session:
             await close_channel(self._channel)
         if self._connection is not None:
             await self._connection.close()
+
+
+def _why(closing: "asyncio.Future[object]") -> str:
+    """The broker's reason for closing a channel, for instance that an ack took longer than its timeout."""
+    error = None if closing.cancelled() else closing.exception()
+    return f": {error}" if error is not None and str(error) else ""

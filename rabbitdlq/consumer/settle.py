@@ -1,8 +1,9 @@
 """Settling: what has to be safe elsewhere is confirmed first, then the delivery is acked or nacked."""
 
 import asyncio
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import assert_never
+from typing import Literal, assert_never
 
 import structlog
 
@@ -12,14 +13,16 @@ from rabbitdlq.consumer.delivery import Delivery
 from rabbitdlq.consumer.outcome import Outcome, Park, Released, Retry, Succeeded
 from rabbitdlq.dead_letter import AttemptRecord
 from rabbitdlq.deaths import parse_deaths
-from rabbitdlq.errors import BrokerError
+from rabbitdlq.errors import BrokerError, BrokerUnavailable, PublishUnconfirmed
 from rabbitdlq.journal import HistoryIndex, JournalReader, JournalWriter
 from rabbitdlq.message import Message
 from rabbitdlq.parking import Parking, new_park_id, park_properties
 from rabbitdlq.topology import Topology
 from rabbitdlq.wire import shorten
 
-__all__ = ["Settler"]
+__all__ = ["Settlement", "Settler"]
+
+Settlement = Literal["done", "left_to_broker", "too_late"]
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -51,9 +54,12 @@ class Settler:
         self._park_timeout = park_timeout
         #: the journal's reader of the session at hand
         self.reader: JournalReader | None = None
+        #: 4.0 to 4.2 carry the delivery count through the ladder, and call every returned message redelivered
+        self.delivery_count_travels = False
 
-    async def settle(self, delivery: Delivery, message: Message, outcome: Outcome) -> bool:
-        """Do what the outcome says; False where the delivery was gone and the broker delivers it again.
+    async def settle(self, delivery: Delivery, message: Message, outcome: Outcome) -> Settlement:
+        """Do what the outcome says, and say what was done: ``too_late`` where the broker delivers the message again,
+        ``left_to_broker`` where it could not be parked and was nacked.
 
         Whatever fails on the way, the message is left where the broker finds it: unacknowledged, on the ladder, or in
         the dead-letter queue.
@@ -66,18 +72,18 @@ class Settler:
             case Park():
                 return await self._park(delivery, message, outcome)
             case Released():
-                return await delivery.nack(requeue=True)
+                return _done(await delivery.nack(requeue=True))
             case _:
                 assert_never(outcome)
 
-    async def _succeed(self, delivery: Delivery, message: Message, outcome: Succeeded) -> bool:
+    async def _succeed(self, delivery: Delivery, message: Message, outcome: Succeeded) -> Settlement:
         settled = await delivery.ack()
         if settled and message.attempt > 1:
-            self._index.forget(message.id)
+            self._index.forget(message.id, message.lap, datetime.now(UTC))
             await self._writer.append(journal.recovered(message, self._worker, outcome.duration_ms))
-        return settled
+        return _done(settled)
 
-    async def _retry(self, delivery: Delivery, message: Message, outcome: Retry) -> bool:
+    async def _retry(self, delivery: Delivery, message: Message, outcome: Retry) -> Settlement:
         if delivery.gone:
             return _too_late(message)
         await self._writer.append(self._failed_event(message, outcome))
@@ -93,9 +99,9 @@ class Settler:
                 error_type=outcome.failure.type,
                 error=shorten(outcome.failure.message, 300),
             )
-        return settled
+        return _done(settled)
 
-    async def _park(self, delivery: Delivery, message: Message, outcome: Park) -> bool:
+    async def _park(self, delivery: Delivery, message: Message, outcome: Park) -> Settlement:
         if delivery.gone:
             # the broker delivers it again; parking it now as well would make two of one
             return _too_late(message)
@@ -110,12 +116,14 @@ class Settler:
             parked_at=datetime.now(UTC),
             park_id=new_park_id(message),
             history_partial=partial,
+            repeated=self._delivered_before(delivery, message),
         )
         error = await self._publish(message, parking, event)
         if error is not None:
             return await self._leave_to_broker(delivery, message, error)
         settled = await delivery.ack()
-        self._index.forget(message.id)
+        if settled:
+            self._index.forget(message.id, message.lap, outcome.at)
         log.error(
             "message_parked",
             message_id=message.id,
@@ -131,25 +139,40 @@ class Settler:
         await self._writer.append(
             journal.parked(message, outcome.reason, outcome.failure, self._worker, parking.park_id)
         )
-        return settled
+        return _done(settled)
 
     async def _publish(self, message: Message, parking: Parking, event: journal.JournalEvent) -> BrokerError | None:
         """Park and tell the journal at the same time: it has the story too if the dead letter does not get there."""
-
-        async def publish() -> BrokerError | None:
-            try:
-                frame_max = (await self._link.publisher(self._park_timeout)).connection.frame_max
-                properties = park_properties(message, parking, frame_max)
-                outgoing = Outgoing(self._topology.dlx, shorten(message.routing_key, 255), message.body, properties)
-                await self._link.publish(outgoing, timeout=self._park_timeout)
-            except BrokerError as error:
-                return error
-            return None
-
-        error, _ = await asyncio.gather(publish(), self._writer.append(event))
+        error, _ = await asyncio.gather(self._publish_park(message, parking), self._writer.append(event))
         return error
 
-    async def _leave_to_broker(self, delivery: Delivery, message: Message, error: BrokerError) -> bool:
+    async def _publish_park(self, message: Message, parking: Parking) -> BrokerError | None:
+        """Publish it, and once more if the line was lost meanwhile, all within the deadline; gives the error if any.
+
+        One that had arrived all the same is a copy with the same park id, shown and replayed as one.
+        """
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + self._park_timeout.total_seconds()
+        error: BrokerError | None = None
+        for _ in range(2):
+            parking = replace(parking, repeated=parking.repeated or isinstance(error, PublishUnconfirmed))
+            left = timedelta(seconds=deadline - clock())
+            if error is not None and left <= timedelta():
+                break
+            try:
+                frame_max = (await self._link.publisher(left)).connection.frame_max
+                properties = park_properties(message, parking, frame_max)
+                outgoing = Outgoing(self._topology.dlx, shorten(message.routing_key, 255), message.body, properties)
+                await self._link.publish(outgoing, timeout=left)
+            except (BrokerUnavailable, PublishUnconfirmed) as lost:
+                error = lost
+            except BrokerError as refused:
+                return refused
+            else:
+                return None
+        return error
+
+    async def _leave_to_broker(self, delivery: Delivery, message: Message, error: BrokerError) -> Settlement:
         log.error(
             "park_failed",
             message_id=message.id,
@@ -158,19 +181,25 @@ class Settler:
             error=str(error),
             consequence="nacked: the broker retries it, or parks it without its story, which the journal has",
         )
-        return await delivery.nack(requeue=False)
+        return "left_to_broker" if await delivery.nack(requeue=False) else "too_late"
 
     def _failed_event(self, message: Message, outcome: Retry | Park) -> journal.JournalEvent:
         event = journal.failed(message, outcome.failure, self._worker, outcome.at, outcome.duration_ms)
         self._index.add(event)
         return event
 
+    def _delivered_before(self, delivery: Delivery, message: Message) -> bool:
+        """Whether an earlier delivery of this very attempt ended in a crash, maybe after the park was confirmed."""
+        if not delivery.redelivered or message.attempt == 1 or not self.delivery_count_travels:
+            return delivery.redelivered
+        return (message.properties.table.number("x-delivery-count") or 0) >= message.attempt
+
     async def _earlier_attempts(self, message: Message) -> tuple[list[AttemptRecord], bool]:
         """The failed attempts before this one, and whether some are missing."""
         failures = message.attempt - 1
         history = self._index.history(message.id, message.lap, failures)
         if len(history) >= failures:
-            return history, False
+            return history, self._index.mixed(message.id, message.lap, failures)
         if self.reader is not None:
             deaths = parse_deaths(message.properties.table.get("x-death"))
             since = min((death.time for death in deaths if death.time), default=None)
@@ -183,10 +212,14 @@ class Settler:
             except BrokerError as error:
                 log.warning("journal_behind", queue=message.queue, message_id=message.id, error=str(error))
         history = self._index.history(message.id, message.lap, failures)
-        return history, len(history) < failures
+        return history, len(history) < failures or self._index.mixed(message.id, message.lap, failures)
 
 
-def _too_late(message: Message) -> bool:
+def _done(settled: bool) -> Settlement:
+    return "done" if settled else "too_late"
+
+
+def _too_late(message: Message) -> Settlement:
     log.warning(
         "settled_too_late",
         message_id=message.id,
@@ -194,4 +227,4 @@ def _too_late(message: Message) -> bool:
         attempt=message.attempt,
         consequence="the connection was lost while the handler ran: the broker delivers the message again",
     )
-    return False
+    return "too_late"

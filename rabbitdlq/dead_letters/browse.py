@@ -31,7 +31,7 @@ __all__ = ["Browser", "Held"]
 
 #: bodies that one channel may hold; the broker limits by count only, so the count follows the size seen
 CHUNK_BYTES = 64 * 1024 * 1024
-FIRST_CHUNK, GROWTH, LARGEST_CHUNK = 4, 8, 20_000
+FIRST_CHUNK, GROWTH, LARGEST_CHUNK = 4, 8, 2_000
 QUIET_SECONDS = 2.0
 STALLED_SECONDS = 60.0
 #: for letters to be ready again after they were given back; somebody else may take them away at once
@@ -50,7 +50,7 @@ class Held:
     _on_removed: Callable[[], None]
 
     async def remove(self) -> None:
-        """Take it out of the queue for good; raises :class:`BrokerError` where that may not have arrived."""
+        """Take it out of the queue for good; raises :class:`BrokerError` where the channel is gone already."""
         with translated(f"removing dead letter {self.letter.id!r} from the queue"):
             # an ack that the socket has not taken when the line is lost is never heard of again
             ack = asyncio.ensure_future(self._channel.basic_ack(self._tag))
@@ -62,6 +62,15 @@ class Held:
             finally:
                 ack.cancel()
         self._on_removed()
+
+    async def settled(self) -> None:
+        """Return when the broker has seen the removal; raises :class:`BrokerError` where that is not certain.
+
+        An ack has no answer. The answer to a request sent after it on the same channel says that it has arrived.
+        """
+        with translated(f"removing dead letter {self.letter.id!r} from the queue"):
+            async with asyncio.timeout(CONNECT_TIMEOUT.total_seconds()):
+                await self._channel.basic_qos(prefetch_count=1)
 
 
 class Browser:
@@ -76,11 +85,11 @@ class Browser:
         self._topology = topology
         self._who = who
         self._control: Channel | None = None
-        self._filled: list[Channel] = []
+        #: in the order in which they were filled, and how many letters each holds
+        self._filled: dict[Channel, int] = {}
         self._consuming: list[tuple[Channel, str]] = []
         self._chunk = FIRST_CHUNK
         self._taken = 0
-        self._removed = 0
         self._ended_early = False
         #: dead letters that were ready when the browser was entered
         self.count = 0
@@ -145,11 +154,12 @@ class Browser:
         room for another, which nobody had counted.
         """
         channel = await self._connection.channel()
-        self._filled.append(channel)
+        self._filled[channel] = 0
         arrived: asyncio.Queue[aiormq.abc.DeliveredMessage | None] = asyncio.Queue()
 
         async def take(delivered: aiormq.abc.DeliveredMessage) -> None:
             self._taken += 1
+            self._filled[channel] += 1
             arrived.put_nowait(delivered)
 
         channel.closing.add_done_callback(lambda _: arrived.put_nowait(None))
@@ -195,10 +205,11 @@ class Browser:
         except WireError:
             wire, readable = Properties(), False  # shown as far as it can be
         letter = DeadLetter.parse(self._topology.name, delivered.body, wire)
-        return Held(letter, channel, frame.delivery_tag, readable, self._note_removed)
 
-    def _note_removed(self) -> None:
-        self._removed += 1
+        def note_removed() -> None:
+            self._filled[channel] -= 1
+
+        return Held(letter, channel, frame.delivery_tag, readable, note_removed)
 
     async def _cancel(self, consumer: tuple[Channel, str]) -> None:
         if consumer in self._consuming:
@@ -226,18 +237,35 @@ class Browser:
                 async with contextlib.aclosing(self._take(None)) as rest:
                     async for _ in rest:
                         pass
-        for channel in self._filled:
-            await close_channel(channel)
         if self._control is not None:
-            await self._until_returned(self._control)
+            await self._give_back(self._control)
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(CONNECT_TIMEOUT.total_seconds()):
                     await self._control.queue_delete(self._topology.lock_queue)
             await close_channel(self._control)
 
-    async def _until_returned(self, control: Channel) -> None:
-        """A quorum queue has the letters back a moment after their channel is closed: the next look must see them."""
-        with contextlib.suppress(BrokerError, TimeoutError):
+    async def _give_back(self, control: Channel) -> None:
+        """Close the channels one after the other, the next when the letters of the one before are ready again.
+
+        A quorum queue has them back a moment after the channel's closing is confirmed: of two channels closed in a row
+        the second one's letters may come first, and whoever looks next may not see them (both seen on 4.3).
+        """
+        ready, waiting = 0, True
+        try:
+            ready = await count_messages(control, self._topology.dlq)
+        except BrokerError:
+            waiting = False
+        for channel, held in self._filled.items():
+            await close_channel(channel)
+            ready += held
+            waiting = waiting and await self._is_ready(control, ready)
+
+    async def _is_ready(self, control: Channel, count: int) -> bool:
+        """Wait until so many letters are there; False where somebody else takes them away meanwhile."""
+        try:
             async with asyncio.timeout(RETURN_SECONDS):
-                while await count_messages(control, self._topology.dlq) < self._taken - self._removed:
-                    await asyncio.sleep(0.02)
+                while await count_messages(control, self._topology.dlq) < count:
+                    await asyncio.sleep(0.01)
+        except (BrokerError, TimeoutError):
+            return False
+        return True

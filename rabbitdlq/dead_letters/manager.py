@@ -17,14 +17,21 @@ from rabbitdlq.dead_letter import DeadLetter
 from rabbitdlq.dead_letters.browse import Browser, Held
 from rabbitdlq.dead_letters.replay import PUBLISH_TIMEOUT, Replayer, ReplayReport
 from rabbitdlq.deaths import Arrival
-from rabbitdlq.errors import AmbiguousDeadLetter, BrokerError, DeadLetterNotFound, DeadLettersInUse, EntityNotFound
+from rabbitdlq.errors import (
+    AmbiguousDeadLetter,
+    BrokerError,
+    ConfigurationError,
+    DeadLetterNotFound,
+    DeadLettersInUse,
+    EntityNotFound,
+)
 from rabbitdlq.failure import Failure
 from rabbitdlq.journal import HistoryIndex, JournalEvent, JournalWriter, read_journal
 from rabbitdlq.message import Message, message_of
 from rabbitdlq.parking import Parking, new_park_id, park_properties
 from rabbitdlq.producer import encode_payload
 from rabbitdlq.topology import Topology
-from rabbitdlq.wire import Headers, Properties
+from rabbitdlq.wire import Headers, Properties, WireError
 
 __all__ = ["DLQManager", "QueueSummary"]
 
@@ -74,6 +81,7 @@ class DLQManager:
         self._link = PublishLink(url, f"rabbitdlq dlq {topology.name} {self.who}")
         self._writer = JournalWriter(topology, self._link)
         self._connection: Connection | None = None
+        self._connecting = asyncio.Lock()
         self._one_at_a_time = asyncio.Lock()
         self._reading = False
 
@@ -93,9 +101,10 @@ class DLQManager:
             await self._connection.close()
 
     async def _connected(self) -> Connection:
-        if self._connection is None or not self._connection.is_open:
-            self._connection = await Connection.open(self._url, f"rabbitdlq dlq {self.topology.name} {self.who}")
-        return self._connection
+        async with self._connecting:
+            if self._connection is None or not self._connection.is_open:
+                self._connection = await Connection.open(self._url, f"rabbitdlq dlq {self.topology.name} {self.who}")
+            return self._connection
 
     @asynccontextmanager
     async def _browse(self) -> AsyncIterator[Browser]:
@@ -137,7 +146,7 @@ class DLQManager:
         async with self._browse() as browser, aclosing(browser.read(limit)) as held_letters:
             async for held in held_letters:
                 letter = held.letter
-                if letter.copy_key in seen:
+                if letter.repeated and letter.copy_key in seen:
                     continue
                 if letter.copy_key is not None:
                     seen.add(letter.copy_key)
@@ -166,7 +175,7 @@ class DLQManager:
         return [await _summary(connection, topology) for topology in queues or [self.topology]]
 
     async def _find(self, browser: Browser, wanted: str) -> list[Held]:
-        """All copies of the one letter with that id."""
+        """The one letter with that id, the oldest of several that are equal in all, and after it its copies."""
         found: list[Held] = []
         async with aclosing(browser.read()) as held_letters:
             async for held in held_letters:
@@ -185,7 +194,7 @@ class DLQManager:
                 f"{len(distinct)} dead letters in {self.topology.dlq!r} have the id {wanted!r}; name one by its park "
                 f"id: {named}"
             )
-        return found
+        return [found[0], *(held for held in found[1:] if held.letter.repeated)]
 
     async def _with_story(self, letter: DeadLetter) -> DeadLetter:
         """The letter with the attempts that the journal knows."""
@@ -222,16 +231,18 @@ class DLQManager:
         """Park a message by hand: one that a handler was given, or any payload. Gives its id once it is confirmed."""
         if not isinstance(message, Message):
             body, content_type = encode_payload(message)
-            properties = Properties(
-                content_type=content_type,
-                delivery_mode=2,
-                message_id=message_id or new_id(),
-                timestamp=int(datetime.now(UTC).timestamp()),
-                headers=Headers(headers) if headers else None,
-            )
-            message = message_of(
-                self.topology, body, properties, Arrival(0, 0, "", self.topology.name, None), failures=-1
-            )
+            try:
+                properties = Properties(
+                    content_type=content_type,
+                    delivery_mode=2,
+                    message_id=message_id or new_id(),
+                    timestamp=int(datetime.now(UTC).timestamp()),
+                    headers=Headers(headers) if headers else None,
+                )
+                properties.encode()
+            except WireError as broken:
+                raise ConfigurationError(f"message for {self.topology.dlq!r}: {broken}") from broken
+            message = message_of(self.topology, body, properties, Arrival(0, 0, "", self.topology.name), failures=-1)
         parking = Parking(
             reason=names.PUSHED,
             failure=Failure.of(error),
@@ -269,6 +280,7 @@ class DLQManager:
             copies = await self._find(browser, wanted)
             for held in copies:
                 await held.remove()
+                await held.settled()
         return copies[0].letter
 
     async def purge(self) -> int:

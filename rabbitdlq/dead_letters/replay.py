@@ -79,10 +79,10 @@ class Replayer:
             raise self._fatal
 
     def _begin(self, held: Held) -> asyncio.Task[bool]:
-        """Two letters with one park id and one body are one: the second waits for the first and is not sent."""
+        """A repeated letter of one that was sent already is its copy: it waits for the first and is not sent again."""
         letter = held.letter
         key = letter.copy_key
-        first = self._sent.get(key) if key else None
+        first = self._sent.get(key) if key and letter.repeated else None
         task = asyncio.create_task(self._replay(held) if first is None else self._second_copy(held, first))
         if key and first is None:
             self._sent[key] = task

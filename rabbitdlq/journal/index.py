@@ -1,7 +1,7 @@
 """Failed attempts by message, in bounded memory: what the journal said, ready for the moment of parking."""
 
 from collections import OrderedDict
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from rabbitdlq import names
 from rabbitdlq.dead_letter import AttemptRecord
@@ -41,7 +41,7 @@ class HistoryIndex:
         if event.message_id is None:
             return
         if event.event in {names.PARKED, names.RECOVERED}:
-            self.forget(event.message_id)
+            self.forget(event.message_id, event.lap or 1, event.at)
             return
         record = event.record
         if record is None:
@@ -56,12 +56,16 @@ class HistoryIndex:
         self._records.move_to_end(event.message_id)
         self._bytes += _cost(record)
         while self._bytes > self._max_bytes and self._records:
-            self.forget(next(iter(self._records)))
+            for _, evicted in self._records.popitem(last=False)[1]:
+                self._bytes -= _cost(evicted)
 
-    def forget(self, message_id: str) -> None:
-        """Drop what is known of a message."""
-        for _, record in self._records.pop(message_id, ()):
-            self._bytes -= _cost(record)
+    def forget(self, message_id: str, lap: int, until: datetime) -> None:
+        """Drop what is known of a message up to this lap and time: a fast replay may have failed again already."""
+        known = self._records.pop(message_id, [])
+        kept = [(told, record) for told, record in known if told > lap or record.at > until]
+        self._bytes -= sum(_cost(record) for _, record in known) - sum(_cost(record) for _, record in kept)
+        if kept:
+            self._records[message_id] = kept
 
     def history(self, message_id: str, lap: int, failures: int) -> list[AttemptRecord]:
         """The known attempts 1 to ``failures`` of this lap, in order.
@@ -81,6 +85,20 @@ class HistoryIndex:
             if not story or record.at >= story[-1].at - CLOCK_SKEW:
                 story.append(record)
         return story
+
+    def mixed(self, message_id: str, lap: int, failures: int) -> bool:
+        """Whether one attempt of this round was told of twice: two messages share the id, or a crash ran it again."""
+        told = sorted(
+            (
+                record
+                for known, record in self._records.get(message_id, ())
+                if known == lap and record.attempt <= failures
+            ),
+            key=lambda record: record.at,
+        )
+        starts = [place for place, record in enumerate(told) if record.attempt == 1]
+        attempts = [record.attempt for record in told[starts[-1] if starts else 0 :]]
+        return len(set(attempts)) < len(attempts)
 
     def last_attempt(self, message_id: str, lap: int) -> int:
         """The number of the attempt that was told of last; 0 where none is known."""

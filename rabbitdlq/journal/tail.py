@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -41,7 +41,8 @@ class JournalReader:
         self._connection: Connection | None = None
         self._since: datetime | None = None
         self._reading_back = asyncio.Lock()
-        self._awaited: dict[str, asyncio.Future[None]] = {}
+        #: markers that were written; True once they have been read, False when they never will be
+        self._awaited: dict[str, asyncio.Future[bool]] = {}
         self._unacked = 0
         #: between a successful start and the end, whoever ends it
         self._reading = False
@@ -59,6 +60,8 @@ class JournalReader:
         def ended(_: object) -> None:
             if self._reading:
                 self._reading = False
+                for future in self._awaited.values():
+                    _tell(future, False)
                 on_lost()
 
         channel.on_consumer_cancel_callbacks.add(ended)
@@ -84,9 +87,7 @@ class JournalReader:
         if event is not None:
             self._on_event(event)
             if event.event == names.MARKER and event.marker in self._awaited:
-                future = self._awaited[event.marker]
-                if not future.done():
-                    future.set_result(None)
+                _tell(self._awaited[event.marker], True)
         self._unacked += 1
         tag = getattr(delivered.delivery, "delivery_tag", None)
         if self._channel is not None and tag is not None and self._unacked >= ACK_EVERY:
@@ -107,22 +108,31 @@ class JournalReader:
         try:
             async with asyncio.timeout(timeout.total_seconds()):
                 await self._writer.publish(marker(self._topology.name, word))
-                await future
+                read = await future
         except TimeoutError as error:
             raise BrokerUnavailable(
                 f"journal {self._topology.journal_queue!r}: not read to its end within {timeout.total_seconds():g} s"
             ) from error
         finally:
             del self._awaited[word]
+        if not read:
+            raise BrokerUnavailable(f"journal {self._topology.journal_queue!r}: the reading ended before its end")
 
     async def read_back(self, since: datetime, timeout: timedelta) -> None:
         """Hand out what was written from ``since`` on, unless the reading began before; known events come again.
 
         Raises :class:`BrokerError` where it cannot be read to its end in time.
         """
-        async with self._reading_back:
-            if self._connection is None or self._since is None or since >= self._since:
-                return
+        what = f"journal {self._topology.journal_queue!r}: not read back within {timeout.total_seconds():g} s"
+        try:
+            async with asyncio.timeout(timeout.total_seconds()), self._reading_back:
+                await self._read_back(since, timeout * 2)
+        except TimeoutError as error:
+            self._since = None  # one try in a session: the next message would wait as long
+            raise BrokerUnavailable(what) from error
+
+    async def _read_back(self, since: datetime, timeout: timedelta) -> None:
+        if self._connection is not None and self._since is not None and since < self._since:
             reader = JournalReader(self._topology, self._writer, self._on_event)
             try:
                 await reader.start(self._connection, since, lambda: None)
@@ -138,6 +148,11 @@ class JournalReader:
             await close_channel(self._channel)
 
 
+def _tell(future: "asyncio.Future[bool]", read: bool) -> None:
+    if not future.done():
+        future.set_result(read)
+
+
 async def read_journal(
     connection: Connection,
     topology: Topology,
@@ -146,7 +161,7 @@ async def read_journal(
     since: datetime | None = None,
     follow: bool = False,
     timeout: timedelta = timedelta(seconds=60),
-) -> AsyncIterator[JournalEvent]:
+) -> AsyncGenerator[JournalEvent, None]:
     """The events since then (all there are without ``since``), to the journal's end as of now, or on for ever.
 
     Markers are left out. An account that may not write to the journal reads until nothing came for two seconds.
@@ -185,8 +200,8 @@ async def _end(reader: JournalReader, events: "asyncio.Queue[JournalEvent | None
         await reader.sync(timeout)
     except BrokerError as error:
         log.debug("journal_marker_unwritable", error=str(error))
-        quiet = 0
-        while quiet < 4:
+        quiet, deadline = 0, asyncio.get_running_loop().time() + timeout.total_seconds()
+        while quiet < 4 and asyncio.get_running_loop().time() < deadline:
             seen = reader.seen
             await asyncio.sleep(0.5)
             quiet = quiet + 1 if reader.seen == seen else 0

@@ -16,24 +16,18 @@ log = structlog.stdlib.get_logger(__name__)
 
 
 class JournalWriter:
-    """Writes events. A journal that cannot be written is logged and counted; the message goes its way all the same."""
+    """Writes events. A journal that cannot be written is logged; the message goes its way all the same."""
 
     def __init__(self, topology: Topology, link: PublishLink, timeout: timedelta = timedelta(seconds=5)) -> None:
         self._topology = topology
         self._link = link
         self._timeout = timeout
-        #: events that could not be written since the start
-        self.lost = 0
-        #: whether the last append was confirmed
-        self.healthy = True
 
     async def append(self, event: JournalEvent) -> bool:
         """Publish the event and wait for its confirm; False where that failed."""
         try:
             await self.publish(event)
         except BrokerError as error:
-            self.lost += 1
-            self.healthy = False
             log.warning(
                 "journal_unwritable",
                 queue=event.queue,
@@ -43,7 +37,6 @@ class JournalWriter:
                 error=str(error),
             )
             return False
-        self.healthy = True
         return True
 
     async def publish(self, event: JournalEvent) -> None:

@@ -188,6 +188,7 @@ class Shell:
     def environment(self, url: str | None, more: Mapping[str, str] | None) -> dict[str, str]:
         """The test's own, without what it knows of brokers, and with the shell's."""
         kept = {name: text for name, text in os.environ.items() if not name.startswith("RABBITDLQ_")}
+        kept.pop("PYTHONDONTWRITEBYTECODE", None)  # modules that are compiled once make each start a fifth faster
         return {**kept, "RABBITDLQ_URL": url or self.url, "COLUMNS": "200", "NO_COLOR": "1", **(more or {})}
 
     async def start(

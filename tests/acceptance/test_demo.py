@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import signal
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -78,6 +79,18 @@ async def test_the_demo_tells_its_story_and_leaves_nothing_behind(alone: Shell) 
         assert line in done.lines
     assert await names_of(alone, "queues") == set()
     assert await names_of(alone, "exchanges") == set()
+
+
+async def test_a_demo_that_is_told_to_stop_clears_up_as_well(alone: Shell) -> None:
+    running = await alone.start("demo")
+    await running.says("again in 3 s")
+    assert await names_of(alone, "queues") > {"orders", "orders.dlq"}
+
+    running.send(signal.SIGTERM)
+    done = await running.end()
+
+    assert done.code == 128 + signal.SIGTERM
+    assert await names_of(alone, "queues") | await names_of(alone, "exchanges") == set()
 
 
 async def test_a_queue_orders_that_is_in_use_is_left_alone(alone: Shell) -> None:

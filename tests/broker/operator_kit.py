@@ -28,7 +28,7 @@ __all__ = ["Management", "account", "events_of", "letter_for", "letters_left", "
 
 def letter_for(topology: Topology, body: bytes, properties: Properties, *, queue: str | None = None) -> Outgoing:
     """What a consumer publishes when a message has used up its attempts; it may say that it is another queue's."""
-    arrival = Arrival(2, 2, "shop", "order.created", None)
+    arrival = Arrival(2, 2, "shop", "order.created")
     message = replace(message_of(topology, body, properties, arrival, failures=2), queue=queue or topology.name)
     parking = Parking(
         reason="exhausted",

@@ -148,6 +148,10 @@ async def test_a_manager_that_is_reading_refuses_to_change_what_it_reads(bench: 
             async for letter in letters:
                 with pytest.raises(DeadLettersInUse, match="of this manager is still open"):
                     await asyncio.wait_for(dlq.drop(letter.id), 10)
+        async for _ in dlq.each():
+            break
+        assert (await dlq.drop("m0")).id == "m0", "a loop that was left is over"
+        await park(bench, topology, b"c", first=2)
         # two tasks take turns
         one, two = await asyncio.gather(dlq.peek(1), dlq.peek(2))
     assert (len(one), len(two)) == (1, 2)

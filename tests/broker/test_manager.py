@@ -246,8 +246,6 @@ async def test_a_message_whose_consumers_die_is_parked_by_the_brokers_limit(benc
 
 
 async def test_a_message_that_expired_in_the_work_queue_is_shown_as_that(bench: Bench) -> None:
-    if bench.raw.connection.version < (3, 13):
-        pytest.skip("below 3.13 the broker does not tell of what a message died")
     topology = await bench.declared()
     await bench.raw.publish(topology.name, b"{}", message_id="a", expiration="20")
 

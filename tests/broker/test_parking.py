@@ -64,6 +64,36 @@ async def test_with_the_parking_connection_cut_the_broker_parks_and_the_journal_
     assert letter.max_attempts == 3
 
 
+async def test_a_park_whose_confirm_is_lost_with_the_line_is_sent_again_and_both_copies_are_one_letter(
+    bench: Bench,
+) -> None:
+    topology = await bench.declared()
+    async with Proxy(bench.url) as proxy:
+
+        async def handler(message: Message) -> None:
+            if message.payload != "warm up":
+                proxy.freeze(parking, ("client",))
+            raise Permanent(message.payload)
+
+        async with bench.running(topology, handler, url=proxy.url) as consumer:
+            await bench.send(topology, "warm up")
+            await rests(bench, topology.dlq, 1)
+            (sent,) = await bench.send(topology, "arrives, and nobody knows")
+            await rests(bench, topology.dlq, 2)
+            proxy.thaw()
+            assert proxy.cut(parking) == 1
+            await rests(bench, topology.dlq, 3)
+        assert consumer.summary.parked == 2
+    assert await all_empty(bench, topology)
+    async with bench.dlq(topology) as dlq:
+        _, letter = await dlq.peek_all()
+        assert letter.id == sent
+        assert not letter.bare
+        is_told(letter, 1)
+        report = await dlq.replay(sent)
+    assert (report.replayed, report.duplicates) == (1, 1)
+
+
 @pytest.mark.parametrize("queue_type", ["quorum"])
 async def test_a_park_that_is_not_confirmed_in_time_is_left_to_the_broker(bench: Bench) -> None:
     topology = await bench.declared()

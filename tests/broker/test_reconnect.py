@@ -6,9 +6,10 @@ from collections import Counter
 import pytest
 
 from rabbitdlq import Message, Permanent
+from rabbitdlq.journal import JournalEvent, JournalWriter
 from tests.broker.kit import Bench, until
 from tests.broker.looks import all_empty, consumed, rests
-from tests.broker.proxy import Proxy
+from tests.broker.proxy import Proxy, consuming
 
 
 async def test_a_deleted_work_queue_is_declared_again_and_consumed_within_seconds(bench: Bench) -> None:
@@ -82,6 +83,39 @@ async def test_a_frozen_network_is_given_up_and_consuming_goes_on_after_the_thaw
         proxy.thaw()
         await bench.send(topology, "after")
         await until(lambda: {*handled} == {"before", "while frozen", "after"}, "the message after the thaw", 30)
+
+
+@pytest.mark.parametrize("queue_type", ["quorum"])
+async def test_a_connection_lost_while_the_journal_is_read_is_noticed_at_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end was waited for to the deadline, although nothing could come any more: half a minute without work."""
+    topology = await bench.declared()
+    handled: list[str] = []
+    markers = 0
+    publish = JournalWriter.publish
+
+    async def handler(message: Message) -> None:
+        handled.append(message.payload)
+
+    async with Proxy(bench.url) as proxy:
+
+        async def publish_and_lose_the_line(writer: JournalWriter, event: JournalEvent) -> None:
+            nonlocal markers
+            markers += 1
+            if markers == 2:
+                # the marker is written, and the line on which it would be read is gone
+                assert proxy.cut(consuming) == 1
+            await publish(writer, event)
+
+        monkeypatch.setattr(JournalWriter, "publish", publish_and_lose_the_line)
+        async with bench.running(topology, handler, url=proxy.url):
+            await bench.send(topology, "before")
+            await until(lambda: handled, "the first message")
+            proxy.cut(consuming)
+            await bench.send(topology, "after")
+            await until(lambda: handled == ["before", "after"], "the message after", 10)
+    assert markers == 3
 
 
 @pytest.mark.parametrize("queue_type", ["quorum"])

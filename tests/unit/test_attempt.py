@@ -17,7 +17,7 @@ from rabbitdlq.topology import Topology
 from rabbitdlq.wire import Properties
 
 MESSAGE = message_of(
-    Topology("orders", ["5s"]), b"{}", Properties(message_id="17"), Arrival(0, 0, "", "orders", None), failures=0
+    Topology("orders", ["5s"]), b"{}", Properties(message_id="17"), Arrival(0, 0, "", "orders"), failures=0
 )
 
 

@@ -109,14 +109,14 @@ class TestArrival:
     def test_the_newest_rung_tells_how_often_it_failed(self) -> None:
         way = arrival(ORDERS, "orders.return", "retry.2", AFTER_TWO_FAILURES)
 
-        assert way == Arrival(2, 2, "shop", "order.created", T1)
+        assert way == Arrival(2, 2, "shop", "order.created")
 
     @pytest.mark.parametrize("exchange", ["", "shop", "orders.dlx", "payments.return"])
     def test_a_message_that_came_any_other_way_begins_anew_whatever_it_carries(self, exchange: str) -> None:
         """C6: a replayed message kept its counts and was dead at once."""
         way = arrival(ORDERS, exchange, "orders", AFTER_TWO_FAILURES)
 
-        assert way == Arrival(0, 0, exchange, "orders", None)
+        assert way == Arrival(0, 0, exchange, "orders")
 
     def test_deaths_in_other_queues_do_not_count(self) -> None:
         foreign = [

@@ -152,5 +152,5 @@ def test_whatever_comes_its_size_is_bounded_and_counted_right(events: list[Journ
         for lap in (1, 2):
             history = index.history(id, lap, 4)
             assert [record.attempt for record in history] == sorted({record.attempt for record in history})
-        index.forget(id)
+        index.forget(id, 2, datetime.max.replace(tzinfo=UTC))
     assert (index.size, len(index)) == (0, 0)

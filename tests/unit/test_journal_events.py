@@ -23,7 +23,7 @@ FAILURE = Failure("ValueError", "no order 17", "Traceback: no", "0123456789abcde
 
 def message() -> Message:
     value = Properties(message_id="17", headers=Headers({names.LAP: 2}))
-    return message_of(Topology("orders", ["5s"]), b"{}", value, Arrival(1, 1, "shop", "k", None), failures=1)
+    return message_of(Topology("orders", ["5s"]), b"{}", value, Arrival(1, 1, "shop", "k"), failures=1)
 
 
 EVENTS = {

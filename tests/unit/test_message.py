@@ -161,7 +161,7 @@ class TestDerivedId:
         assert derived_id(body, value, key) != derived_id(self.BODY, Properties(), "orders")
 
     def test_a_message_without_id_gets_it_and_one_with_id_keeps_its_own(self) -> None:
-        way = Arrival(0, 0, "", "orders", None)
+        way = Arrival(0, 0, "", "orders")
         bare = message_of(ORDERS, self.BODY, Properties(), way, failures=0)
         own = message_of(ORDERS, self.BODY, Properties(message_id="17"), way, failures=0)
         odd = message_of(ORDERS, self.BODY, Properties(message_id="caf\udce9"), way, failures=0)
@@ -211,7 +211,7 @@ class TestTimesAndLaps:
         assert lap_of(Headers(headers)) == lap
 
     def test_exchange_and_key_are_the_first_publishers_also_after_a_replay(self) -> None:
-        way = Arrival(0, 0, "", "orders", None)
+        way = Arrival(0, 0, "", "orders")
 
         assert published_with(Headers(), way) == ("", "orders")
         assert published_with(Headers({names.EXCHANGE: "shop", names.ROUTING_KEY: "order.created"}), way) == (
@@ -222,7 +222,7 @@ class TestTimesAndLaps:
         assert published_with(Headers({names.EXCHANGE: 5, names.ROUTING_KEY: None}), way) == ("", "orders")
 
     def test_the_message_tells_what_its_handler_needs(self) -> None:
-        way = Arrival(1, 1, "shop", "order.created", None)
+        way = Arrival(1, 1, "shop", "order.created")
         value = Properties(
             message_id="17", content_type="text/plain", timestamp=1_700_000_000, headers=Headers({"tenant": "acme"})
         )

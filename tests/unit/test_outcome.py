@@ -20,7 +20,7 @@ FAILURE = Failure("ValueError", "no")
 
 
 def message(attempt: int) -> Message:
-    way = Arrival(attempt - 1, attempt - 1, "shop", "k", None)
+    way = Arrival(attempt - 1, attempt - 1, "shop", "k")
     return message_of(ORDERS, b"{}", Properties(message_id="17"), way, failures=attempt - 1)
 
 

@@ -36,7 +36,7 @@ def record(attempt: int, text: str = "no", **more: Any) -> AttemptRecord:
 
 
 def message(value: Properties, body: bytes = b"{}", *, failures: int = 2, way: Arrival | None = None) -> Message:
-    return message_of(ORDERS, body, value, way or Arrival(failures, failures, "shop", "order.created", None), failures)
+    return message_of(ORDERS, body, value, way or Arrival(failures, failures, "shop", "order.created"), failures)
 
 
 def parking(**values: Any) -> Parking:
