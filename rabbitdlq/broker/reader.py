@@ -4,11 +4,15 @@ The client library decodes every header table while it reads frames: types are l
 date beyond year 9999 ends the connection, again after every redelivery. This reader sits between socket and library
 (aiormq's ``transport_factory``) and wraps each content header: the library sees a valid table with one byte-string
 entry, which is the original (:func:`original_properties` takes it out again).
+
+The writer beside it mends one thing more: when the broker closes a channel over one bad publish, the library goes on
+writing those that were waiting, and the broker then closes the whole connection ("expected 'channel.open'").
 """
 
 import asyncio
 import hashlib
 import struct
+from collections.abc import Callable
 from typing import Any, cast
 
 import aiormq.connection
@@ -23,6 +27,7 @@ _FRAME = struct.Struct(">BHI")
 _METHOD, _HEADER = 1, 2
 _DELIVER, _RETURN, _GET_OK = (struct.pack(">HH", 60, method) for method in (60, 50, 71))
 _OPEN_OK, _CLOSE = (struct.pack(">HH", 10, method) for method in (41, 50))
+_CHANNEL_OPEN, _CHANNEL_CLOSE, _CHANNEL_CLOSE_OK = (struct.pack(">HH", 20, method) for method in (10, 40, 41))
 _FLAG_HEADERS, _FLAG_MESSAGE_ID = 1 << 13, 1 << 7
 _ENTRY = "raw"
 
@@ -33,7 +38,7 @@ def original_properties(decoded_headers: Any) -> Properties:
 
 
 class FrameTransport(aiormq.connection.TransportFactory):
-    """Opens TCP or TLS as the library would, and reads through a :class:`FrameReader`."""
+    """Opens TCP or TLS as the library would; reads through a :class:`FrameReader`, writes by a :class:`FrameWriter`."""
 
     def __init__(self, scheme: str) -> None:
         self._factory = (
@@ -43,14 +48,45 @@ class FrameTransport(aiormq.connection.TransportFactory):
     async def create(self, url: URL, **kwargs: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """The pair of streams the library reads from and writes to."""
         reader, writer = await self._factory.create(url, **kwargs)
-        return cast(asyncio.StreamReader, FrameReader(reader)), writer
+        frame_writer = FrameWriter(writer)
+        return (
+            cast(asyncio.StreamReader, FrameReader(reader, frame_writer.channel_closed)),
+            cast(asyncio.StreamWriter, frame_writer),
+        )
+
+
+class FrameWriter:
+    """Hands frames on, but those for a channel that the broker has closed: they would end the connection."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self._closed: set[int] = set()
+
+    def channel_closed(self, channel: int) -> None:
+        """The broker closed the channel: answer at once, and write nothing more on it until it is opened anew."""
+        self._closed.add(channel)
+        self._writer.write(_FRAME.pack(_METHOD, channel, 4) + _CHANNEL_CLOSE_OK + b"\xce")
+
+    def write(self, data: bytes) -> None:
+        """Write the frames, all of one channel, that the library puts together."""
+        if self._closed:
+            kind, channel, _ = _FRAME.unpack_from(data)
+            if channel in self._closed:
+                if kind != _METHOD or data[_FRAME.size : _FRAME.size + 4] != _CHANNEL_OPEN:
+                    return
+                self._closed.discard(channel)
+        self._writer.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._writer, name)
 
 
 class FrameReader:
     """Reads whole frames ahead and hands their bytes on. It has what aiormq's frame receiver calls, and no more."""
 
-    def __init__(self, reader: asyncio.StreamReader) -> None:
+    def __init__(self, reader: asyncio.StreamReader, on_channel_closed: Callable[[int], None] | None = None) -> None:
         self._reader = reader
+        self._on_channel_closed = on_channel_closed
         self._ahead = b""
         self._opened = False
         #: channels whose next content header belongs to a returned publish
@@ -84,6 +120,8 @@ class FrameReader:
         rest = await self._reader.readexactly(size + 1)
         if kind == _METHOD and not self._opened:
             self._watch_opening(rest)
+        if kind == _METHOD and rest[:4] == _CHANNEL_CLOSE and self._on_channel_closed is not None:
+            self._on_channel_closed(channel)
         if kind == _HEADER:
             payload = self._wrapped(channel, rest[:-1])
         elif kind == _METHOD and rest[:4] in (_DELIVER, _RETURN, _GET_OK):

@@ -26,8 +26,14 @@ from tests.broker.kit import Bench
 __all__ = ["Management", "account", "events_of", "letter_for", "letters_left", "nack_away", "park", "taken", "words"]
 
 
-def letter_for(topology: Topology, body: bytes, properties: Properties, *, queue: str | None = None) -> Outgoing:
-    """What a consumer publishes when a message has used up its attempts; it may say that it is another queue's."""
+def letter_for(
+    topology: Topology, body: bytes, properties: Properties, *, queue: str | None = None, repeated: bool = False
+) -> Outgoing:
+    """What a consumer publishes when a message has used up its attempts.
+
+    It may say that it is another ``queue``'s, or that it is ``repeated``: parked again by the consumer that came after
+    a crash.
+    """
     arrival = Arrival(2, 2, "shop", "order.created")
     message = replace(message_of(topology, body, properties, arrival, failures=2), queue=queue or topology.name)
     parking = Parking(
@@ -37,6 +43,8 @@ def letter_for(topology: Topology, body: bytes, properties: Properties, *, queue
         worker="test",
         parked_at=datetime.now(UTC),
         park_id=new_park_id(message),
+        repeated=repeated,
+        repeated=repeated,
     )
     return Outgoing(topology.dlx, topology.name, body, park_properties(message, parking, 131_072))
 
