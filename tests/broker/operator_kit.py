@@ -44,7 +44,6 @@ def letter_for(
         parked_at=datetime.now(UTC),
         park_id=new_park_id(message),
         repeated=repeated,
-        repeated=repeated,
     )
     return Outgoing(topology.dlx, topology.name, body, park_properties(message, parking, 131_072))
 

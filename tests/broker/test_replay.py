@@ -285,18 +285,3 @@ async def test_a_letter_that_a_crash_parked_twice_is_one(bench: Bench) -> None:
         assert (report.found, report.replayed, report.duplicates, report.stayed) == (3, 2, 1, 0)
     assert sorted(body for body, _, _ in await bench.raw.take_all(topology.name)) == [b"once", b"twice"]
     assert await bench.raw.count(topology.dlq) == 0
-
-
-@quorum_only
-async def test_two_equal_messages_with_one_id_are_two_letters(bench: Bench) -> None:
-    """A producer may send one message twice, id and all: neither is a copy that may go."""
-    topology = await bench.declared()
-    letter = letter_for(topology, b"{}", Properties(message_id="a", timestamp=1_700_000_000))
-    for outgoing in (letter, letter):
-        await bench.raw.republish(outgoing)
-
-    async with bench.dlq(topology) as dlq:
-        assert await words(dlq.each()) == ["a", "a"]
-        report = await dlq.replay_all()
-    assert (report.replayed, report.duplicates) == (2, 0)
-    assert await letters_left(bench, topology.name) == ["a", "a"]
