@@ -71,8 +71,11 @@ class Rung:
 
     @property
     def key(self) -> str:
-        """The routing key with which messages leave this rung."""
-        return f"retry.{self.number}"
+        """The routing key with which messages leave this rung, like ``orders.retry.1``.
+
+        A first failure comes with its publisher's key to the exchange that reads these: ``retry.1`` could be one.
+        """
+        return self.queue.rpartition(".")[0]
 
 
 @dataclass(frozen=True, slots=True)

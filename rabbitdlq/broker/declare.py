@@ -295,7 +295,7 @@ async def _migrate(channel: Channel, topology: Topology, old_mark: str) -> None:
     for number in range(1, MAX_RUNGS + 1):
         if number != len(topology.rungs):
             await channel.exchange_unbind(
-                destination=topology.dlx, source=topology.retry_exchange, routing_key=f"retry.{number}"
+                destination=topology.dlx, source=topology.retry_exchange, routing_key=f"{topology.name}.retry.{number}"
             )
     # the mark carries no message: taking it away and setting it anew loses nothing
     await channel.exchange_delete(topology.ladder_exchange)

@@ -16,6 +16,7 @@ from rabbitdlq import (
     PublishRefused,
     PublishUnconfirmed,
     Topology,
+    WorkBinding,
 )
 from rabbitdlq.broker import Outgoing, Publisher
 from rabbitdlq.wire import Headers, Properties
@@ -149,3 +150,22 @@ async def test_a_first_letter_is_complete_although_it_failed_before_the_consumer
 
 def _permanent(message: Message) -> None:
     raise Permanent("no")
+
+
+@pytest.mark.parametrize("key", ["retry.1", "retry.2", "retry.3"])
+async def test_a_publishers_routing_key_is_not_taken_for_a_rung(bench: Bench, key: str) -> None:
+    """A direct exchange picks the rung by key, and a first failure comes with its publisher's."""
+    exchange = await bench.raw.exchange(f"t-shop-{uuid.uuid4().hex[:8]}")
+    topology = await bench.declared(["30ms", "30ms"], bindings=[WorkBinding(exchange, "#")])
+    await bench.raw.publish(key, b"{}", exchange=exchange, message_id="m", headers=Headers({"CC": ["retry.2"]}))
+    attempts: list[int] = []
+
+    def fail(message: Message) -> None:
+        attempts.append(message.attempt)
+        assert message.routing_key == key
+        raise RuntimeError("no")
+
+    await bench.drain(topology, fail)
+
+    assert attempts == [1, 2, 3]
+    assert await bench.raw.count(topology.dlq) == 1

@@ -95,7 +95,11 @@ class WorkerProcess:
         return await self.ended()
 
     async def ended(self, deadline: float = 60) -> int:
-        return await asyncio.wait_for(self._process.wait(), deadline)
+        """Its exit code; where that is not 0, what it said before is printed."""
+        code = await asyncio.wait_for(self._process.wait(), deadline)
+        if code:
+            print(self._log.with_suffix(".err").read_text())
+        return code
 
 
 @asynccontextmanager
@@ -110,9 +114,10 @@ async def worker_process(
         "journal": topology.journal,
     }
     job = Job(url, settings, worker, str(log), **options)
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.broker.worker", json.dumps(asdict(job)), stderr=asyncio.subprocess.DEVNULL
-    )
+    with log.with_suffix(".err").open("w") as errors:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "tests.broker.worker", json.dumps(asdict(job)), stderr=errors
+        )
     running = WorkerProcess(job, process)
     try:
         await until(lambda: log.exists() or not running.running, f"worker {worker} consumes")

@@ -26,8 +26,8 @@ class TestValue:
         assert ORDERS.max_attempts == 3
         assert ORDERS.lap == timedelta(seconds=35)
         assert [(rung.number, rung.queue, rung.key) for rung in ORDERS.rungs] == [
-            (1, "orders.retry.1.5s", "retry.1"),
-            (2, "orders.retry.2.30s", "retry.2"),
+            (1, "orders.retry.1.5s", "orders.retry.1"),
+            (2, "orders.retry.2.30s", "orders.retry.2"),
         ]
 
     def test_it_is_frozen_and_equal_to_its_like(self) -> None:
@@ -79,8 +79,8 @@ class TestEntities:
         assert work["x-dead-letter-exchange"] == "orders.dead"
         assert "x-dead-letter-routing-key" not in work  # the key tells the next rung
         assert [(way.destination, way.routing_key) for way in ways(entities, "orders.retry")] == [
-            ("orders.retry.2.30s", "retry.1"),
-            ("orders.dlx", "retry.2"),
+            ("orders.retry.2.30s", "orders.retry.1"),
+            ("orders.dlx", "orders.retry.2"),
         ]
         assert [way.destination for way in ways(entities, "orders.retry.first")] == ["orders.retry.1.5s"]
         for rung in ORDERS.rungs:
