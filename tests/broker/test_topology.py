@@ -114,8 +114,8 @@ async def test_the_arguments_are_those_of_the_design(bench: Bench, broker: Broke
     assert found == {
         name: work,
         f"{name}.dlq": {"x-queue-type": "quorum", **unlimited},
-        f"{name}.retry.1.5s": {**rung, "x-message-ttl": 5_000, "x-dead-letter-routing-key": "retry.1"},
-        f"{name}.retry.2.30s": {**rung, "x-message-ttl": 30_000, "x-dead-letter-routing-key": "retry.2"},
+        f"{name}.retry.1.5s": {**rung, "x-message-ttl": 5_000, "x-dead-letter-routing-key": f"{name}.retry.1"},
+        f"{name}.retry.2.30s": {**rung, "x-message-ttl": 30_000, "x-dead-letter-routing-key": f"{name}.retry.2"},
     }
 
 
