@@ -159,6 +159,7 @@ async def test_messages_with_no_headers_or_null_headers_fail_like_others(bench: 
         assert dict(letters[name].properties.table) == dict(headers or {})
 
 
+@pytest.mark.parametrize("queue_type", ["quorum"])
 async def test_twins_without_an_id_keep_a_stable_one_and_stay_two(bench: Bench) -> None:
     """C13: an id made up anew on each trip loses the history; taken for an identity, it makes one of two."""
     topology = await bench.declared()
@@ -187,6 +188,7 @@ async def test_twins_without_an_id_keep_a_stable_one_and_stay_two(bench: Bench) 
     assert attempts == {(one.id, lap, attempt): 2 for lap, attempt in [(1, 1), (1, 2), (1, 3), (2, 1)]}
 
 
+@pytest.mark.parametrize("queue_type", ["quorum"])
 async def test_an_empty_body_goes_the_whole_way(bench: Bench) -> None:
     """C48: no content frame follows the header."""
     topology = await bench.declared()
@@ -211,6 +213,7 @@ async def test_an_empty_body_goes_the_whole_way(bench: Bench) -> None:
     assert bodies == [b""] * 4
 
 
+@pytest.mark.parametrize("queue_type", ["quorum"])
 async def test_a_message_that_died_in_other_peoples_queues_has_all_its_attempts_here(bench: Bench) -> None:
     """C14: the first entry of x-death tells of another queue, and its count is not ours."""
     topology = await bench.declared()

@@ -217,7 +217,9 @@ def test_the_index_is_bounded_and_forgets_what_was_untouched_longest() -> None:
     assert len(index.history("m29", 1, 1)) == 1
     for event in ("parked", "recovered"):
         index.add(failed(event, 1))
-        index.add(JournalEvent(event=event, at=start + timedelta(seconds=2), queue="q", message_id=event, lap=1, attempt=2))
+        index.add(
+            JournalEvent(event=event, at=start + timedelta(seconds=2), queue="q", message_id=event, lap=1, attempt=2)
+        )
         assert index.history(event, 1, 1) == []
 
 

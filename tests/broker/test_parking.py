@@ -31,6 +31,7 @@ async def test_a_message_that_keeps_failing_exists_once_and_rests_in_the_dead_le
     assert letter.id == sent
 
 
+@pytest.mark.parametrize("queue_type", ["quorum"])
 async def test_with_the_parking_connection_cut_the_broker_parks_and_the_journal_has_the_errors(bench: Bench) -> None:
     topology = await bench.declared()
     cut: list[int] = []
@@ -64,6 +65,7 @@ async def test_with_the_parking_connection_cut_the_broker_parks_and_the_journal_
     assert letter.max_attempts == 3
 
 
+@pytest.mark.parametrize("queue_type", ["quorum"])
 async def test_a_park_whose_confirm_is_lost_with_the_line_is_sent_again_and_both_copies_are_one_letter(
     bench: Bench,
 ) -> None:

@@ -137,6 +137,7 @@ async def test_a_broker_that_refuses_connections_for_a_while_is_tried_again(benc
         await until(lambda: handled == ["before", "after"], "the message after", 15)
 
 
+@pytest.mark.parametrize("queue_type", ["quorum"])
 async def test_settling_one_of_several_leaves_its_neighbours_alone(bench: Bench) -> None:
     """C45: an ack or a nack with ``multiple`` settles those that are still being worked on."""
     topology = await bench.declared(["10m"])

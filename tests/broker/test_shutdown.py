@@ -12,6 +12,7 @@ from tests.broker.looks import all_empty, is_told, rests
 from tests.broker.proxy import Proxy, parking
 
 
+@pytest.mark.parametrize("queue_type", ["quorum"])
 async def test_a_handler_may_finish_within_the_grace_and_what_had_not_begun_goes_back_at_once(bench: Bench) -> None:
     topology = await bench.declared()
     await bench.send(topology, *range(10))

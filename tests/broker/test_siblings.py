@@ -2,6 +2,8 @@
 
 from collections import Counter
 
+import pytest
+
 from rabbitdlq import Message
 from rabbitdlq.topology import WorkBinding
 from tests.broker.kit import Bench, until
@@ -37,6 +39,7 @@ async def test_a_sibling_queue_sees_each_message_once_through_retries_parking_an
     assert sorted([body for body, _, _ in await bench.raw.take_all(sibling)]) == [b'"fails"', b'"works"']
 
 
+@pytest.mark.parametrize("queue_type", ["quorum"])
 async def test_a_sibling_with_a_ladder_of_its_own_retries_beside_it(bench: Bench) -> None:
     """C3, C20: both fail what they both got, each after the same delay, and each gets back its own."""
     exchange = await bench.raw.exchange(bench.topology().name + "-shop", "fanout")
@@ -61,6 +64,7 @@ async def test_a_sibling_with_a_ladder_of_its_own_retries_beside_it(bench: Bench
         assert [record.error_message for record in letter.history] == [topology.name] * 2
 
 
+@pytest.mark.parametrize("queue_type", ["quorum"])
 async def test_messages_on_long_rungs_do_not_hold_up_those_on_short_ones(bench: Bench) -> None:
     """C4: in one delay queue with an expiration per message, a long delay in front blocks the short ones."""
     topology = await bench.declared(["200ms", "10m"])
