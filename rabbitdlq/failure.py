@@ -37,6 +37,7 @@ _VARIABLE = re.compile(
         )
     )
 )
+_KEY = re.compile(r"'[A-Za-z_]{1,60}'")
 _SEVERAL = re.compile(r"#(?:[\s,;/|+-]{0,3}#)+")
 
 
@@ -61,14 +62,22 @@ class Failure:
             message = str(error)
         except BaseException as broken:  # a SystemExit out of here would end the consumer
             message = f"(its text failed: {type(broken).__name__})"
-        frames = traceback.extract_tb(error.__traceback__)
-        where = frames[-1].name if frames else ""
         return cls(
             type=name,
             message=shorten(message, MESSAGE_BYTES),
             traceback=_traceback(error),
-            fingerprint=fingerprint(name, message, where),
+            fingerprint=fingerprint(name, message, _where(error)),
         )
+
+
+def _where(error: BaseException) -> str:
+    """Module and function in which it was raised; no line, which moves with every release."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_next is not None:
+        frames = frames.tb_next
+    if frames is None:
+        return ""
+    return f"{frames.tb_frame.f_globals.get('__name__')}.{frames.tb_frame.f_code.co_qualname}"
 
 
 def _traceback(error: BaseException) -> str | None:
@@ -91,7 +100,9 @@ def fingerprint(kind: str, message: str, where: str = "") -> str:
     >>> fingerprint("KeyError", "no order 17 at 0x7f3a") == fingerprint("KeyError", "no order 18 at 0x7f3b")
     True
     """
-    text = _SEVERAL.sub("#", _VARIABLE.sub("#", message[:_LOOKED_AT]))
+    # a missing key is the bug, unless it is a value
+    words = message if kind == "KeyError" and _KEY.fullmatch(message) else _VARIABLE.sub("#", message[:_LOOKED_AT])
+    text = _SEVERAL.sub("#", words)
     # the cut comes after: where a text was cut must not depend on how long the numbers before were
     text = " ".join(text.split())[:_KEPT]
     return hashlib.sha256(f"{kind}\n{where}\n{text}".encode("utf-8", "backslashreplace")).hexdigest()[:16]

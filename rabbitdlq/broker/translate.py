@@ -97,7 +97,10 @@ def translate(error: BaseException, what: str) -> BrokerError:  # noqa: PLR0911,
         case BrokerError():
             return error
         case lower.PublishError():
-            return Unroutable(f"{what}: no queue took the message; is the queue declared, or bound with that key?")
+            return Unroutable(
+                f"{what}: no queue took the message; 'rabbitdlq topology apply' declares the queues and bindings"
+                " of the topology file"
+            )
         case lower.DeliveryError():
             return PublishRefused(f"{what}: the broker refused the message; is the queue full or unavailable?")
         case lower.ProbableAuthenticationError() | lower.AuthenticationError() | lower.ConnectionNotAllowed():

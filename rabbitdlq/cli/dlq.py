@@ -42,6 +42,8 @@ def summary(
             json_line(entry.as_json())
     else:
         display(render.summaries(found))
+    if any(None in (entry.waiting, entry.dead, *entry.on_ladder.values()) for entry in found):
+        say("some queues are missing: 'rabbitdlq topology apply' declares them")
 
 
 @app.command("list")
