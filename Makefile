@@ -7,6 +7,8 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 # for pytest, as in: make test ARGS="-k journal"
 ARGS :=
+# most tests wait for delays and for programs to start, so two processes share the broker; PARALLEL= for one
+PARALLEL := -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check lint broker definitions clean
@@ -18,7 +20,7 @@ demo: $(INSTALLED) ## show it all in a minute: retries, dead letters, replay
 	@$(BIN)/rabbitdlq broker run -- $(BIN)/rabbitdlq demo
 
 test: $(INSTALLED) ## run all tests, with a broker of their own if none is given
-	@$(BIN)/pytest $(ARGS)
+	@$(BIN)/pytest $(PARALLEL) $(ARGS)
 
 check: lint test ## check format, lint and types, then run all tests
 

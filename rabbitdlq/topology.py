@@ -291,6 +291,10 @@ class Topology:
         """The exchanges, queues and bindings for a broker of this version."""
         return Entities(self._exchanges(), self._queues(version), self._bindings(version))
 
+    def outdated_bindings(self, version: Version) -> tuple[BindingEntity, ...]:
+        """What an older broker needed and this one must not have: it may have been upgraded."""
+        return () if version < _LAST_DEATH_SINCE else self._first_deaths()
+
     def _exchanges(self) -> tuple[ExchangeEntity, ...]:
         theirs = {
             binding.exchange: ExchangeEntity(binding.exchange, binding.type, theirs=True) for binding in self.bindings

@@ -5,12 +5,13 @@ node of this machine's ``rabbitmq-server``, installed first as root on Debian or
 set: there, a skipped broker test is a broken build.
 """
 
+import fcntl
 import os
 import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -32,21 +33,42 @@ Say = Callable[[str], None]
 
 
 @pytest.fixture(scope="session")
-def broker(tmp_path_factory: pytest.TempPathFactory, say: Say) -> Iterator[BrokerAddress]:
+def broker(shared_path: Path, rabbitmq_may_be_needed: None, say: Say) -> Iterator[BrokerAddress]:
     """Give the broker that all tests share; it is stopped at the end if it was started for them."""
     with ExitStack() as stack:
         try:
-            address = stack.enter_context(_climb(tmp_path_factory.mktemp("broker") / "home", say))
+            address = stack.enter_context(_climb(shared_path / "broker", say))
         except LocalBrokerError as error:
             _no_broker(error)
         yield address
 
 
 @pytest.fixture(scope="session")
-def rabbitmq_server(say: Say) -> None:
+def shared_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the directory that the processes of one run share (pytest-xdist gives each a base of its own in it)."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_may_be_needed(shared_path: Path, say: Say) -> None:
+    """Install ``rabbitmq-server`` where that is the way to a broker: one process of the run at a time."""
+    if broker_from_environment() or docker_answers():
+        return
+    with (shared_path / "installing").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        # where it cannot be had, the broker's fixture says all ways there are
+        with suppress(LocalBrokerError):
+            ensure_server(say)
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_server(shared_path: Path, say: Say) -> None:
     """See to it that this machine has a ``rabbitmq-server``, for tests that start nodes of their own."""
     try:
-        ensure_server(say)
+        with (shared_path / "installing").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            ensure_server(say)
     except LocalBrokerError as error:
         _no_broker(error)
 

@@ -123,6 +123,10 @@ async def apply_topology(connection: Connection, topology: Topology, *, migrate:
                 if changed_ladder:
                     await _migrate(channel, topology, changed_ladder[0].found)
                 await _declare_missing(channel, entities, report)
+                for binding in topology.outdated_bindings(connection.version):
+                    await channel.exchange_unbind(
+                        destination=binding.destination, source=binding.source, arguments=dict(binding.arguments)
+                    )
     finally:
         await close_channel(channel)
     return report
