@@ -164,7 +164,9 @@ async def test_a_killed_broker_comes_back_with_every_letter_and_its_consumers_go
             await asyncio.to_thread(private_node.up)
             async with _bench(url) as again:
                 async with again.dlq(busy) as dlq:
-                    await until(lambda: _all_dead(again, busy, dlq, 20), "every message is dead, and nothing is left")
+                    await until(
+                        lambda: _all_dead(again, busy, dlq, 20), "every message is dead, and nothing is left", 90
+                    )
                 assert worker.running
                 for queue in (resting.name, resting.rungs[0].queue, resting.dlq):
                     taken = await again.raw.take(queue)

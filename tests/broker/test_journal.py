@@ -63,14 +63,14 @@ async def test_a_live_journal_brings_histories_together_across_consumers_that_ar
 
         return handler
 
-    # each takes one message at a time, so that both get some
+    # each takes one message at a time, and their number is odd: in turns, an attempt meets the other worker
     async with (
         bench.running(topology, handler_of("a"), worker="a", concurrency=1, prefetch=1),
         bench.running(topology, handler_of("b"), worker="b", concurrency=1, prefetch=1),
     ):
         await until(lambda: _consumers(bench, topology, 2), "both consume")
-        await bench.send(topology, *range(20))
-        await rests(bench, topology.dlq, 20)
+        await bench.send(topology, *range(21))
+        await rests(bench, topology.dlq, 21)
     async with bench.dlq(topology) as dlq:
         letters = await dlq.peek_all()
     for letter in letters:

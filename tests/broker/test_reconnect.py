@@ -28,7 +28,7 @@ async def test_a_deleted_work_queue_is_declared_again_and_consumed_within_second
         await channel.close()
         await until(lambda: consumed(bench, topology.name), "the queue is there and consumed", 10)
         await bench.send(topology, "after")
-        await until(lambda: handled == ["before", "after"], "the message after", 10)
+        await until(lambda: "after" in handled, "the message after", 10)
 
 
 @pytest.mark.parametrize("last_word", [None, Permanent("hopeless")], ids=["success", "failure"])
@@ -114,7 +114,7 @@ async def test_a_connection_lost_while_the_journal_is_read_is_noticed_at_once(
             await until(lambda: handled, "the first message")
             proxy.cut(consuming)
             await bench.send(topology, "after")
-            await until(lambda: handled == ["before", "after"], "the message after", 10)
+            await until(lambda: "after" in handled, "the message after", 10)
     assert markers == 3
 
 
@@ -134,7 +134,7 @@ async def test_a_broker_that_refuses_connections_for_a_while_is_tried_again(benc
         await until(lambda: proxy.refused >= 2, "two attempts to come back")
         proxy.accept()
         await bench.send(topology, "after")
-        await until(lambda: handled == ["before", "after"], "the message after", 15)
+        await until(lambda: "after" in handled, "the message after", 15)
 
 
 @pytest.mark.parametrize("queue_type", ["quorum"])
