@@ -77,15 +77,11 @@ class JournalEvent(BaseModel):
 
 def failed(message: Message, failure: Failure, worker: str, at: datetime, duration_ms: float) -> JournalEvent:
     """An attempt failed, whatever happens to the message next."""
-    return JournalEvent(
-        event=names.FAILED,
-        at=at,
-        queue=message.queue,
-        message_id=message.id,
-        lap=message.lap,
-        attempt=message.attempt,
-        max_attempts=message.max_attempts,
-        worker=worker,
+    return _of_attempt(
+        names.FAILED,
+        message,
+        worker,
+        at,
         error_type=shorten(failure.type, 200),
         error_message=shorten(failure.message, 1_000),
         traceback=failure.traceback,
@@ -96,15 +92,11 @@ def failed(message: Message, failure: Failure, worker: str, at: datetime, durati
 
 def parked(message: Message, reason: str, failure: Failure, worker: str, park_id: str) -> JournalEvent:
     """A consumer parked the message, and the broker confirmed it."""
-    return JournalEvent(
-        event=names.PARKED,
-        at=datetime.now(UTC),
-        queue=message.queue,
-        message_id=message.id,
-        lap=message.lap,
-        attempt=message.attempt,
-        max_attempts=message.max_attempts,
-        worker=worker,
+    return _of_attempt(
+        names.PARKED,
+        message,
+        worker,
+        datetime.now(UTC),
         reason=reason,
         error_type=shorten(failure.type, 200),
         fingerprint=failure.fingerprint,
@@ -114,16 +106,20 @@ def parked(message: Message, reason: str, failure: Failure, worker: str, park_id
 
 def recovered(message: Message, worker: str, duration_ms: float) -> JournalEvent:
     """A message succeeded after failures."""
+    return _of_attempt(names.RECOVERED, message, worker, datetime.now(UTC), duration_ms=round(duration_ms, 3))
+
+
+def _of_attempt(event: str, message: Message, worker: str, at: datetime, **more: Any) -> JournalEvent:
     return JournalEvent(
-        event=names.RECOVERED,
-        at=datetime.now(UTC),
+        event=event,
+        at=at,
         queue=message.queue,
         message_id=message.id,
         lap=message.lap,
         attempt=message.attempt,
         max_attempts=message.max_attempts,
         worker=worker,
-        duration_ms=round(duration_ms, 3),
+        **more,
     )
 
 
