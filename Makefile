@@ -7,8 +7,9 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 # for pytest, as in: make test ARGS="-k journal"
 ARGS :=
-# most tests wait for delays and for programs to start, so two processes share the broker; PARALLEL= for one
-PARALLEL := -n 2 --dist loadfile
+# most tests wait for delays and for programs to start, so two processes share the broker, slow files first;
+# PARALLEL= for one process
+PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check lint broker definitions clean
