@@ -4,14 +4,11 @@ from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
-import pytest
-
 from tests.broker.kit import Bench, until
 from tests.broker.looks import is_told, publish_many, rests
 from tests.broker.worker import Order, worker_process
 
 
-@pytest.mark.parametrize("queue_type", ["quorum"])
 async def test_two_processes_share_500_messages_and_every_dead_letter_tells_of_all_its_attempts(
     bench: Bench, tmp_path: Path
 ) -> None:
