@@ -14,9 +14,8 @@ from rabbitdlq.broker import parse_version
 from rabbitdlq.errors import ConfigurationError
 from rabbitdlq.topology import Topology, Version
 
-__all__ = ["ROLES", "Account", "accounts", "definitions", "definitions_version"]
+__all__ = ["Account", "accounts", "definitions", "definitions_version"]
 
-ROLES = ("producer", "consumer", "operator")
 OLDEST: Version = (3, 10)
 NOTHING = "^$"
 

@@ -9,6 +9,7 @@ from rabbitdlq.broker.declare import (
     count_messages,
     delete_topology,
     ensure_topology,
+    queue_counts,
 )
 from rabbitdlq.broker.link import PublishLink
 from rabbitdlq.broker.publisher import Outgoing, Publisher, new_id
@@ -33,6 +34,7 @@ __all__ = [
     "new_id",
     "original_properties",
     "parse_version",
+    "queue_counts",
     "shown_url",
     "translate",
     "translated",

@@ -19,6 +19,7 @@ __all__ = [
     "count_messages",
     "delete_topology",
     "ensure_topology",
+    "queue_counts",
 ]
 
 
@@ -171,13 +172,19 @@ async def delete_topology(connection: Connection, topology: Topology) -> None:
 
 
 async def count_messages(channel: Channel, queue: str) -> int:
-    """Messages of a queue that are ready for delivery; needs a permission on it from RabbitMQ 4.3 on, no matter which.
+    """Messages of a queue that are ready for delivery, as :func:`queue_counts` gives them."""
+    return (await queue_counts(channel, queue))[0]
+
+
+async def queue_counts(channel: Channel, queue: str) -> tuple[int, int]:
+    """Messages ready for delivery, and consumers; needs a permission on the queue from RabbitMQ 4.3 on, whichever.
 
     Raises :class:`EntityNotFound`, :class:`AccessDenied`.
     """
     with translated(f"counting the messages of queue {queue!r}"):
         async with asyncio.timeout(CONNECT_TIMEOUT.total_seconds()):
-            return (await channel.queue_declare(queue=queue, passive=True)).message_count or 0
+            declared = await channel.queue_declare(queue=queue, passive=True)
+    return declared.message_count or 0, declared.consumer_count or 0
 
 
 class _Probe:

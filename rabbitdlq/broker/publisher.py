@@ -12,7 +12,7 @@ from pamqp import commands
 
 from rabbitdlq.broker.connection import Channel, Connection, close_channel
 from rabbitdlq.broker.reader import publish_key
-from rabbitdlq.broker.translate import LOWER_ERRORS, translate
+from rabbitdlq.broker.translate import LOWER_ERRORS, cancelled_by_us, translate
 from rabbitdlq.errors import BrokerUnavailable, ConfigurationError, PublishRefused, PublishUnconfirmed
 from rabbitdlq.limits import MAX_EXCHANGE_BYTES, MAX_NAME_BYTES, check_name
 from rabbitdlq.wire import Properties, WireError
@@ -102,8 +102,7 @@ class Publisher:
             raise self._refusal(error, outgoing, sending) from error
         except asyncio.CancelledError as error:
             # a channel that closes cancels what waits on it; our own cancellation goes through
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if cancelled_by_us():
                 raise
             raise PublishUnconfirmed(f"{outgoing.what}: the connection was lost before the confirm") from error
 

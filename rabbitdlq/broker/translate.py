@@ -21,7 +21,16 @@ from rabbitdlq.errors import (
     Unroutable,
 )
 
-__all__ = ["AT_BEHIND_HOST", "LOWER_ERRORS", "Difference", "difference", "shown_url", "translate", "translated"]
+__all__ = [
+    "AT_BEHIND_HOST",
+    "LOWER_ERRORS",
+    "Difference",
+    "cancelled_by_us",
+    "difference",
+    "shown_url",
+    "translate",
+    "translated",
+]
 
 #: everything that a call into the client library raises because of the broker, the network or a closed channel
 LOWER_ERRORS = (
@@ -160,6 +169,12 @@ def _tls_reason(error: ssl.SSLError) -> str:
     return f"{reason or error}; check the certificates and the port"
 
 
+def cancelled_by_us() -> bool:
+    """Whether somebody asked this very task to end, and not the library what it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 @contextmanager
 def translated(what: str) -> Iterator[None]:
     """Errors of the client library inside leave as ours, with ``what`` in front."""
@@ -169,7 +184,6 @@ def translated(what: str) -> Iterator[None]:
         raise translate(error, what) from error
     except asyncio.CancelledError as error:
         # the library cancels its own calls when a channel or connection dies under them: that is not our cancellation
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
+        if cancelled_by_us():
             raise
         raise BrokerUnavailable(f"{what}: the connection was lost") from error

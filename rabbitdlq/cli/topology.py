@@ -1,5 +1,6 @@
 """``rabbitdlq topology``: declare, draw, compare and export the queues of the topology file."""
 
+import json
 import os
 import secrets
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ import typer
 
 from rabbitdlq.broker import Connection, Report, apply_topology, check_topology
 from rabbitdlq.cli.options import Options, json_line, options_of, run, say
-from rabbitdlq.definitions import ROLES, accounts, definitions, definitions_version
+from rabbitdlq.definitions import accounts, definitions, definitions_version
 from rabbitdlq.durations import format_duration
 from rabbitdlq.errors import AccessDenied, BrokerError, TopologyMismatch
 from rabbitdlq.topology import Topology
@@ -141,19 +142,13 @@ def write_definitions(
     topologies = options_of(context).topologies(queues)
     version = definitions_version(broker)
     passwords = _passwords(topologies) if users else None
-    print(_pretty(definitions(topologies, version, vhost=vhost, passwords=passwords)))
-
-
-def _pretty(value: object) -> str:
-    import json  # noqa: PLC0415 - the only place that indents
-
-    return json.dumps(value, indent=2, ensure_ascii=False)
+    value = definitions(topologies, version, vhost=vhost, passwords=passwords)
+    print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def _passwords(topologies: list[Topology]) -> dict[str, str]:
     passwords = {}
     for account in accounts(topologies):
-        assert account.role in ROLES
         password = os.environ.get(f"RABBITDLQ_{account.role.upper()}_PASSWORD")
         if not password:
             password = secrets.token_urlsafe(18)

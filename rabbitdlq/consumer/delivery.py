@@ -1,6 +1,7 @@
 """One delivery: the bytes that came, and the channel on which they have to be settled."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import aiormq.abc
@@ -59,24 +60,21 @@ class Delivery:
 
     async def ack(self) -> bool:
         """The message is done with; False where that came too late."""
-        return await self._settle("ack", commands.Basic.Ack(delivery_tag=self.tag))
+        return await self._settle("ack", lambda: self.channel.basic_ack(self.tag))
 
     async def nack(self, *, requeue: bool) -> bool:
         """Back into the work queue, or out through its dead-letter exchange; False where that came too late."""
         # nack, not reject: on 4.3 a reject adds to the delivery count that travels with the message
-        return await self._settle("nack", commands.Basic.Nack(delivery_tag=self.tag, requeue=requeue))
+        return await self._settle("nack", lambda: self.channel.basic_nack(self.tag, requeue=requeue))
 
-    async def _settle(self, how: str, frame: commands.Basic.Ack | commands.Basic.Nack) -> bool:
+    async def _settle(self, how: str, call: Callable[[], Awaitable[None]]) -> bool:
         if self._settled:
             return False  # the broker closes the channel over a second settlement
         self._settled = True
         try:
             with translated(how):
                 async with asyncio.timeout(SETTLE_SECONDS):
-                    if isinstance(frame, commands.Basic.Ack):
-                        await self.channel.basic_ack(self.tag)
-                    else:
-                        await self.channel.basic_nack(self.tag, requeue=bool(frame.requeue))
+                    await call()
         except BrokerError as error:
             log.warning("settled_too_late", settlement=how, delivery_tag=self.tag, error=str(error))
             return False

@@ -11,8 +11,15 @@ from types import TracebackType
 from typing import Any, Self
 
 from rabbitdlq import journal, names
-from rabbitdlq.broker import Channel, Connection, Outgoing, PublishLink, close_channel, new_id, translated
-from rabbitdlq.broker.connection import CONNECT_TIMEOUT
+from rabbitdlq.broker import (
+    Connection,
+    Outgoing,
+    PublishLink,
+    close_channel,
+    count_messages,
+    new_id,
+    queue_counts,
+)
 from rabbitdlq.dead_letter import DeadLetter
 from rabbitdlq.dead_letters.browse import Browser, Held
 from rabbitdlq.dead_letters.replay import PUBLISH_TIMEOUT, Replayer, ReplayReport
@@ -165,7 +172,7 @@ class DLQManager:
         """Letters that are ready; needs no lock."""
         channel = await (await self._connected()).channel()
         try:
-            return (await _passive(channel, self.topology.dlq))[0]
+            return await count_messages(channel, self.topology.dlq)
         finally:
             await close_channel(channel)
 
@@ -338,18 +345,11 @@ class DLQManager:
         )
 
 
-async def _passive(channel: Channel, queue: str) -> tuple[int, int]:
-    with translated(f"counting the messages of queue {queue!r}"):
-        async with asyncio.timeout(CONNECT_TIMEOUT.total_seconds()):
-            declared = await channel.queue_declare(queue, passive=True)
-    return declared.message_count or 0, declared.consumer_count or 0
-
-
 async def _summary(connection: Connection, topology: Topology) -> QueueSummary:
     async def counts(queue: str) -> tuple[int | None, int | None]:
         channel = await connection.channel()  # a missing queue closes it
         try:
-            return await _passive(channel, queue)
+            return await queue_counts(channel, queue)
         except EntityNotFound:
             return None, None
         finally:
