@@ -16,7 +16,8 @@ from rabbitdlq import names
 from rabbitdlq.deaths import Death, parse_deaths
 from rabbitdlq.failure import Failure
 from rabbitdlq.message import Undecodable, created_at, decode_payload, derived_id, lap_of, told_lap
-from rabbitdlq.wire import Headers, Properties, printable
+from rabbitdlq.texts import printable
+from rabbitdlq.wire import Headers, Properties
 
 __all__ = ["AttemptRecord", "DeadLetter", "harmless", "iso", "jsonable", "read_original", "read_time"]
 

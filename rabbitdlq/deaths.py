@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from rabbitdlq.texts import printable, shorten
 from rabbitdlq.topology import Topology
-from rabbitdlq.wire import printable, shorten
 
 __all__ = ["Arrival", "Death", "arrival", "parse_deaths"]
 

@@ -4,8 +4,10 @@ import hashlib
 import re
 import traceback
 from dataclasses import dataclass
+from functools import lru_cache
+from types import CodeType
 
-from rabbitdlq.wire import shorten
+from rabbitdlq.texts import shorten
 
 __all__ = ["Failure", "fingerprint"]
 
@@ -84,7 +86,7 @@ def _traceback(error: BaseException) -> str | None:
     if error.__traceback__ is None:
         return None
     try:
-        text = "".join(traceback.format_exception(error))
+        text = _formatted(error)
     except Exception:
         return None
     data = text.encode("utf-8", "backslashreplace")
@@ -92,6 +94,39 @@ def _traceback(error: BaseException) -> str | None:
         return data.decode()
     # the end says where it broke and with what, the beginning only how it got there
     return "[cut]… " + data[-TRACEBACK_BYTES:].decode("utf-8", "ignore")
+
+
+def _formatted(error: BaseException) -> str:
+    """As :func:`traceback.format_exception` does it, with the frames from what is known.
+
+    Formatting them costs more than everything else about a failure, and a bug fails in the same place each time.
+    """
+    parts: list[str] = []
+    seen: set[int] = set()
+    each: BaseException | None = error
+    while each is not None and id(each) not in seen:
+        if isinstance(each, BaseExceptionGroup | SyntaxError):
+            return "".join(traceback.format_exception(error))  # these have more to show
+        seen.add(id(each))
+        own = "".join(traceback.format_exception_only(each))
+        if each.__traceback__ is not None:
+            own = _frames(tuple((frame.f_code, line) for frame, line in traceback.walk_tb(each.__traceback__))) + own
+        parts.append(own)
+        before = each.__cause__
+        link = "The above exception was the direct cause of the following exception:"
+        if before is None and not each.__suppress_context__:
+            before, link = each.__context__, "During handling of the above exception, another exception occurred:"
+        if before is not None and id(before) not in seen:
+            parts.append(f"\n{link}\n\n")
+        each = before
+    return "".join(reversed(parts))
+
+
+@lru_cache(maxsize=500)
+def _frames(place: tuple[tuple[CodeType, int], ...]) -> str:
+    """The frames of a traceback, the last line of each without marks: they would differ from one error to the next."""
+    summaries = [traceback.FrameSummary(code.co_filename, line, code.co_name) for code, line in place]
+    return "".join(["Traceback (most recent call last):\n", *traceback.StackSummary.from_list(summaries).format()])
 
 
 def fingerprint(kind: str, message: str, where: str = "") -> str:

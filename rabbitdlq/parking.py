@@ -5,19 +5,21 @@ book-keeping) is moved out of the message into the header ``dlq-original``.
 """
 
 import hashlib
-import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from pydantic_core import to_json
+
 from rabbitdlq import names
 from rabbitdlq.dead_letter import AttemptRecord, DeadLetter, harmless, iso, jsonable, read_original, read_time
 from rabbitdlq.deaths import parse_deaths
 from rabbitdlq.failure import Failure
 from rabbitdlq.message import Message, derived_id
-from rabbitdlq.wire import Headers, Properties, printable, shorten
+from rabbitdlq.texts import printable, shorten
+from rabbitdlq.wire import Headers, Properties
 
 __all__ = ["Parking", "new_park_id", "park_properties", "replay_properties"]
 
@@ -83,7 +85,7 @@ def park_properties(message: Message, parking: Parking, frame_max: int) -> Prope
 
 def _own_headers(
     message: Message, parking: Parking, original: Mapping[str, Any], derived: bool, budget: int
-) -> dict[str, Any]:
+) -> Headers:
     failure, history = parking.failure, parking.history
     # a replayed message tells when it failed in its first lap: its age counts from there
     first_failed = read_time(message.properties.table.get(names.FIRST_FAILED_AT))
@@ -108,20 +110,22 @@ def _own_headers(
         values[names.REPEATED] = True
     if parking.history_partial:
         values[names.HISTORY_PARTIAL] = True
-    left = budget - len(Headers(values).encode())
+    own = Headers(values)
+    left = budget - len(own.encode())
     optional: tuple[tuple[str, int, Callable[[int], str]], ...] = (
         (names.ERROR_MESSAGE, 4_000, lambda limit: shorten(failure.message, limit)),
         (names.HISTORY, HISTORY_BYTES, lambda limit: _history_json(history, limit)),
         (names.ORIGINAL, ORIGINAL_BYTES, lambda limit: _original_json(original, limit)),
         (names.TRACEBACK, 12_000, lambda limit: _end_of(failure.traceback or "", limit)),
     )
+    texts: dict[str, str] = {}
     for name, wanted, text_within in optional:
         # a name, a type and a length stand before each text
         text = text_within(max(0, min(wanted, left - len(name) - 6)))
         if text:
-            values[name] = text
+            texts[name] = text
             left -= len(name) + 6 + len(text.encode())
-    return values
+    return own.plus(texts)
 
 
 def _end_of(text: str, limit: int) -> str:
@@ -137,29 +141,35 @@ def _history_json(history: Sequence[AttemptRecord], limit: int) -> str:
     for longest in (1_000, 300, 80):
         for record in records:
             record["error_message"] = shorten(record["error_message"], longest)
-        text = json.dumps(records, ensure_ascii=False)
-        if len(text.encode()) <= limit:
-            return text
+            record["error_type"], record["worker"] = printable(record["error_type"]), printable(record["worker"])
+        encoded = to_json(records)
+        if len(encoded) <= limit:
+            return encoded.decode()
     while len(records) > 1:
         del records[len(records) // 2]
-        text = json.dumps(records, ensure_ascii=False)
-        if len(text.encode()) <= limit:
-            return text
+        encoded = to_json(records)
+        if len(encoded) <= limit:
+            return encoded.decode()
     return ""
 
 
 def _original_json(original: Mapping[str, Any], limit: int) -> str:
     """What was moved, as JSON; what does not fit is left out, the largest first."""
     values = {printable(name): jsonable(value) for name, value in original.items()}
-    # what an entry takes, with the colon and the comma and the blanks after them
-    sizes = {name: len(json.dumps({name: value}, ensure_ascii=False).encode()) for name, value in values.items()}
+    if not values:
+        return ""
+    encoded = to_json(values)
+    if len(encoded) <= limit:
+        return encoded.decode()
+    # what an entry takes, with the colon and the comma after them
+    sizes = {name: len(to_json({name: value})) for name, value in values.items()}
     total = sum(sizes.values())
     for name in sorted(values, key=sizes.__getitem__, reverse=True):
         if total <= limit:
             break
         del values[name]
         total -= sizes[name]
-    return json.dumps(values, ensure_ascii=False) if values else ""
+    return to_json(values).decode() if values else ""
 
 
 def replay_properties(letter: DeadLetter) -> Properties:

@@ -1,33 +1,23 @@
 """Publishing work: persistent, mandatory, confirmed, with an id and a timestamp, many in flight at once."""
 
 import asyncio
+import contextlib
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Self
 
 from pydantic_core import PydanticSerializationError, to_json
 
-from rabbitdlq.broker import Outgoing, PublishLink, ensure_topology, new_id
-from rabbitdlq.errors import ConfigurationError, RabbitDLQError
+from rabbitdlq.broker import Outgoing, PublishLink, PublishReport, PublishStream, ensure_topology, new_id
+from rabbitdlq.errors import ConfigurationError
 from rabbitdlq.topology import Topology
 from rabbitdlq.wire import Headers, Properties, WireError
 
 __all__ = ["Producer", "PublishReport", "encode_payload"]
 
 DEFAULT_TIMEOUT = timedelta(seconds=30)
-
-
-@dataclass(frozen=True, slots=True)
-class PublishReport:
-    """One message of :meth:`Producer.send_all`: its place in the input, and what became of it."""
-
-    #: counted from 1
-    place: int
-    message_id: str
-    #: None where the broker confirmed it
-    error: RabbitDLQError | None = None
 
 
 def encode_payload(payload: Any) -> tuple[bytes, str]:
@@ -41,6 +31,41 @@ def encode_payload(payload: Any) -> tuple[bytes, str]:
         return to_json(payload, inf_nan_mode="constants"), "application/json"
     except (PydanticSerializationError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"payload of type {type(payload).__name__} cannot be sent: {error}") from error
+
+
+def _outgoing(
+    queue: str,
+    payload: Any,
+    *,
+    message_id: str | None = None,
+    headers: Mapping[str, Any] | None = None,
+    content_type: str | None = None,
+    exchange: str = "",
+    routing_key: str | None = None,
+    priority: int | None = None,
+    expiration: timedelta | None = None,
+    timestamp: datetime | None = None,
+    correlation_id: str | None = None,
+    type: str | None = None,
+) -> Outgoing:
+    """What :meth:`Producer.send` puts on the wire; raises :class:`ConfigurationError` for what cannot be sent."""
+    body, default_type = encode_payload(payload)
+    try:
+        properties = Properties(
+            content_type=content_type or default_type,
+            headers=Headers(headers) if headers else None,
+            delivery_mode=2,
+            priority=priority,
+            correlation_id=correlation_id,
+            expiration=None if expiration is None else str(round(expiration / timedelta(milliseconds=1))),
+            message_id=message_id or new_id(),
+            timestamp=int(time.time() if timestamp is None else timestamp.timestamp()),
+            type=type,
+        )
+        encoded = properties.encode()
+    except (WireError, ValueError, OverflowError) as error:
+        raise ConfigurationError(f"message for {queue!r}: {error}") from error
+    return Outgoing(exchange, queue if routing_key is None else routing_key, body, properties, encoded)
 
 
 class Producer:
@@ -84,26 +109,23 @@ class Producer:
         :class:`PublishUnconfirmed` (it may have arrived), :class:`AccessDenied`, :class:`EntityNotFound`,
         :class:`BrokerUnavailable`, and :class:`ConfigurationError` for what cannot be sent.
         """
-        body, default_type = encode_payload(payload)
-        try:
-            properties = Properties(
-                content_type=content_type or default_type,
-                headers=Headers(headers) if headers else None,
-                delivery_mode=2,
-                priority=priority,
-                correlation_id=correlation_id,
-                expiration=None if expiration is None else str(round(expiration / timedelta(milliseconds=1))),
-                message_id=message_id or new_id(),
-                timestamp=int((timestamp or datetime.now(UTC)).timestamp()),
-                type=type,
-            )
-            properties.encode()
-        except (WireError, ValueError, OverflowError) as error:
-            raise ConfigurationError(f"message for {queue!r}: {error}") from error
-        key = queue if routing_key is None else routing_key
+        outgoing = _outgoing(
+            queue,
+            payload,
+            message_id=message_id,
+            headers=headers,
+            content_type=content_type,
+            exchange=exchange,
+            routing_key=routing_key,
+            priority=priority,
+            expiration=expiration,
+            timestamp=timestamp,
+            correlation_id=correlation_id,
+            type=type,
+        )
         async with self._slots:
-            await self._link.publish(Outgoing(exchange, key, body, properties), timeout=self._timeout)
-        return str(properties.message_id)
+            await self._link.publish(outgoing, timeout=self._timeout)
+        return str(outgoing.properties.message_id)
 
     async def send_all(
         self, queue: str, payloads: AsyncIterator[Any], *, content_type: str | None = None, **options: Any
@@ -111,51 +133,18 @@ class Producer:
         """Publish a stream of payloads with a window of them in flight; a report for each, as confirms come.
 
         One that fails does not stop the others. Reports do not wait for the next payload: a slow source is told at
-        once what became of its last one. Memory is bounded by the window. What the source raises is raised here once
-        everything that was begun has been reported.
+        once what became of its last one. Memory is bounded by the window, and by 64 MB of bodies in flight. What the
+        source raises is raised here once everything that was begun has been reported. ``options`` are those of
+        :meth:`send`.
         """
-        running: set[asyncio.Task[PublishReport]] = set()
-        reports: asyncio.Queue[asyncio.Task[PublishReport] | None] = asyncio.Queue()
-        room = asyncio.Semaphore(self._window)
+        stream = PublishStream(self._link, self._window, self._timeout)
 
-        async def begin() -> None:
-            place = 0
-            try:
-                async for payload in payloads:
-                    await room.acquire()
-                    place += 1
-                    one = self._report(
-                        place, queue, payload, content_type=content_type, **options | {"message_id": new_id()}
-                    )
-                    task = asyncio.create_task(one)
-                    running.add(task)
-                    task.add_done_callback(reports.put_nowait)
-            finally:
-                reports.put_nowait(None)
+        def outgoing_of(payload: Any) -> Outgoing:
+            return _outgoing(queue, payload, content_type=content_type, **options)
 
-        beginning, begun = asyncio.create_task(begin()), False
-        try:
-            while running or not begun:
-                done = await reports.get()
-                if done is None:
-                    begun = True
-                    continue
-                running.discard(done)
-                room.release()
-                yield done.result()
-            await beginning
-        finally:
-            for each in (beginning, *running):
-                each.cancel()
-            await asyncio.gather(beginning, *running, return_exceptions=True)
-
-    async def _report(self, place: int, queue: str, payload: Any, **options: Any) -> PublishReport:
-        message_id: str = options["message_id"]
-        try:
-            await self.send(queue, payload, **options)
-        except RabbitDLQError as error:
-            return PublishReport(place, message_id, error)
-        return PublishReport(place, message_id)
+        async with contextlib.aclosing(stream.run(payloads, outgoing_of)) as reports:
+            async for report in reports:
+                yield report
 
     async def declare(self, topology: Topology) -> None:
         """Declare the topology where it is missing, so that there is a queue to send to.

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from rabbitdlq.durations import format_duration, milliseconds
 from rabbitdlq.errors import ConfigurationError
+from rabbitdlq.fields import encode_value
 from rabbitdlq.limits import (
     MAX_EXCHANGE_BYTES,
     MAX_NAME_BYTES,
@@ -21,7 +22,7 @@ from rabbitdlq.limits import (
     checked_delays,
     checked_duration,
 )
-from rabbitdlq.wire import WireError, encode_value
+from rabbitdlq.wire import WireError
 
 __all__ = [
     "BindingEntity",

@@ -11,18 +11,24 @@ from rabbitdlq.broker.declare import (
     ensure_topology,
     queue_counts,
 )
+from rabbitdlq.broker.hot_path import ConsumingChannel, Delivery
 from rabbitdlq.broker.link import PublishLink
 from rabbitdlq.broker.publisher import Outgoing, Publisher, new_id
 from rabbitdlq.broker.reader import original_properties
+from rabbitdlq.broker.stream import PublishReport, PublishStream
 from rabbitdlq.broker.translate import shown_url, translate, translated
 
 __all__ = [
     "DEFAULT_URL",
     "Channel",
     "Connection",
+    "ConsumingChannel",
+    "Delivery",
     "Finding",
     "Outgoing",
     "PublishLink",
+    "PublishReport",
+    "PublishStream",
     "Publisher",
     "Report",
     "apply_topology",

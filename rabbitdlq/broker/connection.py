@@ -36,7 +36,8 @@ class _RawConnection(aio_pika.Connection):
 
     def __init__(self, url: URL, *args: Any, **kwargs: Any) -> None:
         super().__init__(url, *args, **kwargs)
-        self.kwargs["transport_factory"] = FrameTransport(self.url.scheme)
+        self.frames = FrameTransport(self.url.scheme)
+        self.kwargs["transport_factory"] = self.frames
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +50,10 @@ class _Server:
 class Connection:
     """One AMQP connection. Used as an async context manager it closes itself."""
 
-    def __init__(self, raw: aio_pika.abc.AbstractConnection, server: _Server, url: str) -> None:
+    def __init__(self, raw: _RawConnection, server: _Server, url: str) -> None:
         self._raw = raw
+        #: where channels of ours read and write their content
+        self.frames = raw.frames
         self._server = server
         self._url = url
 
@@ -65,10 +68,13 @@ class Connection:
         what = f"connecting to {shown_url(url)}"
         with translated(what):
             async with asyncio.timeout(timeout.total_seconds()):
-                raw = await aio_pika.connect(
-                    checked,
-                    connection_class=_RawConnection,
-                    client_properties={"connection_name": name},
+                raw = cast(
+                    _RawConnection,
+                    await aio_pika.connect(
+                        checked,
+                        connection_class=_RawConnection,
+                        client_properties={"connection_name": name},
+                    ),
                 )
         transport = raw.transport
         if transport is None:

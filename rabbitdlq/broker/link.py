@@ -29,6 +29,8 @@ class PublishLink:
 
         Raises :class:`BrokerError` where none can be had in time; others may be waiting for the same.
         """
+        if self._publisher is not None and self._publisher.connection.is_open:
+            return self._publisher
         try:
             async with asyncio.timeout(within.total_seconds()), self._opening:
                 if self._publisher is None or not self._publisher.connection.is_open:
@@ -42,6 +44,16 @@ class PublishLink:
         """As :meth:`Publisher.publish`; connecting has the same deadline."""
         publisher = await self.publisher(timeout)
         await publisher.publish(outgoing, timeout=timeout, mandatory=mandatory)
+
+    def begin(self, outgoing: Outgoing) -> "asyncio.Future[None] | None":
+        """As :meth:`Publisher.begin`; None also where there is no connection yet."""
+        return None if self._publisher is None else self._publisher.begin(outgoing)
+
+    async def failed(self, error: BaseException, outgoing: Outgoing, *, timeout: timedelta) -> None:
+        """As :meth:`Publisher.failed`, for whatever a future of :meth:`begin` raised."""
+        if self._publisher is None:
+            raise BrokerUnavailable(f"{outgoing.what}: the connection is closed")
+        await self._publisher.failed_late(error, outgoing, timeout=timeout)
 
     async def _drop(self) -> None:
         if self._publisher is not None:

@@ -2,22 +2,25 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
 import aiormq.exceptions as lower
-from pamqp import commands
 
-from rabbitdlq.broker.connection import Channel, Connection, close_channel
-from rabbitdlq.broker.reader import publish_key
-from rabbitdlq.broker.translate import LOWER_ERRORS, cancelled_by_us, translate
-from rabbitdlq.errors import BrokerUnavailable, ConfigurationError, PublishRefused, PublishUnconfirmed
+from rabbitdlq.broker.confirms import Lost, Nacked, PublishingChannel, Returned
+from rabbitdlq.broker.connection import Connection
+from rabbitdlq.broker.translate import LOWER_ERRORS, cancelled_by_us, nacked, translate, unroutable
+from rabbitdlq.errors import (
+    BrokerUnavailable,
+    ConfigurationError,
+    PublishRefused,
+    PublishUnconfirmed,
+    RabbitDLQError,
+)
 from rabbitdlq.limits import MAX_EXCHANGE_BYTES, MAX_NAME_BYTES, check_name
 from rabbitdlq.wire import Properties, WireError
 
-__all__ = ["Outgoing", "Publisher", "new_id"]
+__all__ = ["Outgoing", "Publisher", "new_id", "too_late"]
 
 #: frame header, class, weight, body size, frame end
 _HEADER_FRAME_OVERHEAD = 7 + 12 + 1
@@ -33,6 +36,8 @@ class Outgoing:
     routing_key: str
     body: bytes
     properties: Properties
+    #: the properties' bytes, where they are known already
+    encoded: bytes | None = None
 
     @property
     def what(self) -> str:
@@ -40,32 +45,35 @@ class Outgoing:
         return f"publishing to {self.exchange or 'the default exchange'} with key {self.routing_key!r}"
 
 
-class _RawProperties(commands.Basic.Properties):
-    """Properties that are encoded already. The library finds a returned publish by ``message_id``."""
-
-    def __init__(self, encoded: bytes, message_id: str) -> None:
-        super().__init__(message_id=publish_key(message_id))
-        self._encoded = encoded
-
-    def marshal(self) -> bytes:
-        return self._encoded
-
-
 class Publisher:
     """A confirming channel of a connection; one that an error closed is opened again for the next publish."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._channel: Channel | None = None
+        self._channel: PublishingChannel | None = None
         self._opening = asyncio.Lock()
-        self._under_way = 0
         self._alone = asyncio.Semaphore(ALONE_AT_ONCE)
-        self._in_flight: dict[str, tuple[asyncio.Lock, int]] = {}
+        #: the way whose names were looked at last
+        self._checked: tuple[str, str] | None = None
 
     @property
     def connection(self) -> Connection:
         """The connection it publishes on."""
         return self._connection
+
+    def begin(self, outgoing: Outgoing, *, mandatory: bool = True) -> "asyncio.Future[None] | None":
+        """Write it at once where nothing is in the way, else None: then :meth:`publish` it, which can wait.
+
+        The future ends with the confirm; what it raises is for :meth:`failed`. Raises :class:`PublishRefused` for what
+        cannot be sent.
+        """
+        channel = self._channel
+        encoded, message_id = self._encode(outgoing)
+        if channel is None or channel.is_closed or channel.with_id(message_id) is not None:
+            return None
+        return channel.publish(
+            outgoing.exchange, outgoing.routing_key, message_id, encoded, outgoing.body, mandatory=mandatory
+        )
 
     async def publish(self, outgoing: Outgoing, *, timeout: timedelta, mandatory: bool = True) -> None:
         """Publish and wait for the confirm.
@@ -74,66 +82,102 @@ class Publisher:
         the channel over it, :class:`PublishUnconfirmed` when no confirm came in time (it may have arrived),
         :class:`AccessDenied`, :class:`EntityNotFound`, or :class:`BrokerUnavailable` when nothing could be sent.
         """
-        encoded, message_id = self._encode(outgoing)
-        sending = False
+        confirm: asyncio.Future[None] | None = None
         try:
-            async with asyncio.timeout(timeout.total_seconds()), self._one_at_a_time(message_id):
-                channel = await self._open_channel()
-                sending = True
-                self._under_way += 1
+            async with asyncio.timeout(timeout.total_seconds()):
+                confirm = self.begin(outgoing, mandatory=mandatory)
+                if confirm is None:
+                    confirm = await self._begin_late(outgoing, mandatory)
                 try:
-                    await self._send(channel, outgoing, encoded, mandatory)
-                except (lower.ChannelClosed, lower.ChannelInvalidStateError) as error:
-                    alone = self._under_way == 1 and isinstance(error, lower.ChannelClosed)
-                    if alone or not self._connection.is_open:
-                        raise
-                    # one bad publish closes the channel over all that are under way: each is tried alone, and the
-                    # bad one is told by that. What had arrived already arrives twice, under the same id
-                    await self._send_alone(outgoing, encoded, mandatory)
-                finally:
-                    self._under_way -= 1
-        except TimeoutError as error:
-            if not sending:
-                raise BrokerUnavailable(f"{outgoing.what}: not sent within {timeout.total_seconds():g} s") from error
-            raise PublishUnconfirmed(
-                f"{outgoing.what}: no confirm within {timeout.total_seconds():g} s; is the broker blocked by an alarm?"
-            ) from error
-        except LOWER_ERRORS as error:
-            raise self._refusal(error, outgoing, sending) from error
-        except asyncio.CancelledError as error:
-            # a channel that closes cancels what waits on it; our own cancellation goes through
-            if cancelled_by_us():
+                    await confirm
+                except (Returned, Nacked, Lost) as error:
+                    await self.failed(error, outgoing, mandatory=mandatory)
+        except BaseException as error:
+            told = self._told(error, outgoing, timeout, sent=confirm is not None)
+            if told is error:
                 raise
-            raise PublishUnconfirmed(f"{outgoing.what}: the connection was lost before the confirm") from error
+            raise told from error
 
-    async def _send(self, channel: Channel, outgoing: Outgoing, encoded: bytes, mandatory: bool) -> None:
-        await channel.basic_publish(
-            outgoing.body,
-            exchange=outgoing.exchange,
-            routing_key=outgoing.routing_key,
-            properties=_RawProperties(encoded, outgoing.properties.message_id or ""),
-            mandatory=mandatory,
-        )
+    async def _begin_late(self, outgoing: Outgoing, mandatory: bool) -> "asyncio.Future[None]":
+        """When there is a channel, and nothing of the same id under way on it."""
+        message_id = outgoing.properties.message_id or ""
+        while True:
+            channel = await self._open_channel()
+            other = channel.with_id(message_id)
+            if other is not None:
+                await asyncio.wait([other])
+            elif (confirm := self.begin(outgoing, mandatory=mandatory)) is not None:
+                return confirm
 
-    async def _send_alone(self, outgoing: Outgoing, encoded: bytes, mandatory: bool) -> None:
+    async def failed(self, error: Returned | Nacked | Lost, outgoing: Outgoing, *, mandatory: bool = True) -> None:
+        """What a publish came to whose future raised: an error of ours, or nothing if it went well at a second try.
+
+        One bad publish closes the channel over all that are under way: each is tried alone, and the bad one is told by
+        that. What had arrived already arrives twice, under the same id.
+        """
+        match error:
+            case Returned():
+                raise unroutable(outgoing.what) from error
+            case Nacked():
+                raise nacked(outgoing.what) from error
+            case Lost(cause=cause, alone=alone):
+                if (alone and isinstance(cause, lower.ChannelClosed)) or not self._connection.is_open:
+                    raise self._refusal(cause, outgoing, sent=True) from error
         async with self._alone:
-            channel = await self._connection.channel(confirms=True)
+            channel = await PublishingChannel.open(self._connection)
             try:
-                await self._send(channel, outgoing, encoded, mandatory)
+                encoded, message_id = self._encode(outgoing)
+                await channel.publish(
+                    outgoing.exchange, outgoing.routing_key, message_id, encoded, outgoing.body, mandatory=mandatory
+                )
+            except Lost as again:
+                raise self._refusal(again.cause, outgoing, sent=True) from again
+            except (Returned, Nacked) as again:
+                await self.failed(again, outgoing)
             finally:
-                await close_channel(channel)
+                await channel.close()
 
-    def _refusal(self, error: BaseException, outgoing: Outgoing, sending: bool) -> Exception:
+    async def failed_late(self, error: BaseException, outgoing: Outgoing, *, timeout: timedelta) -> None:
+        """As :meth:`failed`, for whatever a future of :meth:`begin` raised, under a deadline."""
+        if not isinstance(error, Returned | Nacked | Lost):
+            raise self._told(error, outgoing, timeout, sent=True) from error
+        try:
+            async with asyncio.timeout(timeout.total_seconds()):
+                await self.failed(error, outgoing)
+        except BaseException as raised:
+            told = self._told(raised, outgoing, timeout, sent=True)
+            if told is raised:
+                raise
+            raise told from raised
+
+    def _told(self, error: BaseException, outgoing: Outgoing, timeout: timedelta, *, sent: bool) -> BaseException:
+        """The error as the caller is told it."""
+        match error:
+            case RabbitDLQError():
+                return error
+            case TimeoutError():
+                return too_late(outgoing, timeout, sent=sent)
+            case asyncio.CancelledError():
+                # a channel that closes cancels what waits on it; our own cancellation goes through
+                if cancelled_by_us():
+                    return error
+                return PublishUnconfirmed(f"{outgoing.what}: the connection was lost before the confirm")
+            case _ if isinstance(error, LOWER_ERRORS):
+                return self._refusal(error, outgoing, sent=sent)
+            case _:
+                return error
+
+    def _refusal(self, error: BaseException, outgoing: Outgoing, *, sent: bool) -> Exception:
         ours = translate(error, outgoing.what)
         if isinstance(error, lower.ChannelPreconditionFailed):
             return PublishRefused(str(ours))
-        if sending and isinstance(ours, BrokerUnavailable):
+        if sent and isinstance(ours, BrokerUnavailable):
             return PublishUnconfirmed(f"{ours}; the connection was lost before the confirm")
         return ours
 
     def _encode(self, outgoing: Outgoing) -> tuple[bytes, str]:
         try:
-            encoded = outgoing.properties.encode()
+            encoded = outgoing.properties.encode() if outgoing.encoded is None else outgoing.encoded
         except WireError as error:
             raise PublishRefused(f"{outgoing.what}: {error}") from error
         message_id = outgoing.properties.message_id
@@ -144,6 +188,12 @@ class Publisher:
                 f"{outgoing.what}: {len(encoded):,} bytes of properties and headers do not fit into one frame of "
                 f"{self._connection.frame_max:,}; put large values into the body"
             )
+        if self._checked != (outgoing.exchange, outgoing.routing_key):
+            self._check_names(outgoing)
+            self._checked = (outgoing.exchange, outgoing.routing_key)
+        return encoded, message_id
+
+    def _check_names(self, outgoing: Outgoing) -> None:
         try:
             if outgoing.exchange:
                 check_name("exchange", outgoing.exchange, MAX_EXCHANGE_BYTES)
@@ -151,31 +201,25 @@ class Publisher:
                 raise PublishRefused(f"{outgoing.what}: a routing key has at most {MAX_NAME_BYTES} bytes")
         except (ConfigurationError, UnicodeEncodeError) as error:
             raise PublishRefused(f"{outgoing.what}: {error}") from error
-        return encoded, message_id
 
-    async def _open_channel(self) -> Channel:
+    async def _open_channel(self) -> PublishingChannel:
         async with self._opening:
             if self._channel is None or self._channel.is_closed:
-                self._channel = await self._connection.channel(confirms=True)
+                self._channel = await PublishingChannel.open(self._connection)
             return self._channel
-
-    @asynccontextmanager
-    async def _one_at_a_time(self, message_id: str) -> AsyncIterator[None]:
-        """Two publishes with one id, in flight together, could not be told apart when one of them is returned."""
-        lock, users = self._in_flight.get(message_id, (asyncio.Lock(), 0))
-        self._in_flight[message_id] = (lock, users + 1)
-        try:
-            async with lock:
-                yield
-        finally:
-            lock, users = self._in_flight.pop(message_id)
-            if users > 1:
-                self._in_flight[message_id] = (lock, users - 1)
 
     async def close(self) -> None:
         """Close the channel."""
         if self._channel is not None:
-            await close_channel(self._channel)
+            await self._channel.close()
+
+
+def too_late(outgoing: Outgoing, timeout: timedelta, *, sent: bool) -> RabbitDLQError:
+    """The error of a publish that did not end in time."""
+    seconds = timeout.total_seconds()
+    if not sent:
+        return BrokerUnavailable(f"{outgoing.what}: not sent within {seconds:g} s")
+    return PublishUnconfirmed(f"{outgoing.what}: no confirm within {seconds:g} s; is the broker blocked by an alarm?")
 
 
 def new_id() -> str:

@@ -1,16 +1,18 @@
-"""The byte stream from the broker, with message headers kept as they came.
+"""The byte stream between us and the broker, shared with the client library.
 
-The client library decodes every header table while it reads frames: types are lost, and a text that is not UTF-8 or a
-date beyond year 9999 ends the connection, again after every redelivery. This reader sits between socket and library
-(aiormq's ``transport_factory``) and wraps each content header: the library sees a valid table with one byte-string
-entry, which is the original (:func:`original_properties` takes it out again).
+aiormq reads and writes through a pair of streams that its public ``transport_factory`` makes. Ours hand on what is the
+library's (opening, channels, declarations, errors), and take out what has to be fast or exact:
 
-The writer beside it mends one thing more: when the broker closes a channel over one bad publish, the library goes on
-writing those that were waiting, and the broker then closes the whole connection ("expected 'channel.open'").
+- **Lifted channels** (:meth:`FrameTransport.lift`): the content of a channel that consumes or publishes goes straight
+  to whoever lifted it, many messages for one read, and never through the library's queues, tasks and decoders.
+- **Headers byte for byte.** On every other channel a content header is wrapped: the library, which loses types and ends
+  the connection over a text that is not UTF-8, sees a valid table with one byte-string entry, which is the original
+  (:func:`original_properties` takes it out again).
+- **Nothing on a closed channel.** When the broker closes a channel over one bad publish, the library goes on writing
+  those that were waiting, and the broker then closes the whole connection ("expected 'channel.open'").
 """
 
 import asyncio
-import hashlib
 import struct
 from collections.abc import Callable
 from typing import Any, cast
@@ -19,17 +21,24 @@ import aiormq.connection
 import aiormq.exceptions as lower
 from yarl import URL
 
-from rabbitdlq.wire import Properties, WireError, shorten
+from rabbitdlq.broker.frames import DELIVER, FRAME, GET_OK, HEADER, METHOD, RETURN
+from rabbitdlq.texts import shorten
+from rabbitdlq.wire import Properties
 
-__all__ = ["FrameTransport", "original_properties", "publish_key"]
+__all__ = ["FrameTransport", "Lifting", "original_properties"]
 
-_FRAME = struct.Struct(">BHI")
-_METHOD, _HEADER = 1, 2
-_DELIVER, _RETURN, _GET_OK = (struct.pack(">HH", 60, method) for method in (60, 50, 71))
 _OPEN_OK, _CLOSE = (struct.pack(">HH", 10, method) for method in (41, 50))
 _CHANNEL_OPEN, _CHANNEL_CLOSE, _CHANNEL_CLOSE_OK = (struct.pack(">HH", 20, method) for method in (10, 40, 41))
-_FLAG_HEADERS, _FLAG_MESSAGE_ID = 1 << 13, 1 << 7
+_HEARTBEAT = FRAME.pack(8, 0, 0) + b"\xce"
+_FLAG_HEADERS = 1 << 13
 _ENTRY = "raw"
+#: what is taken from the socket at once; asyncio itself reads no more
+_READ_BYTES = 262_144
+#: seconds in which the library has to see some frame, or it takes the connection for dead
+_SIGN_OF_LIFE = 1.0
+
+#: takes a frame's kind and payload; says whether it was its own
+Lifting = Callable[[int, bytes], bool]
 
 
 def original_properties(decoded_headers: Any) -> Properties:
@@ -44,15 +53,36 @@ class FrameTransport(aiormq.connection.TransportFactory):
         self._factory = (
             aiormq.connection.TLSTransportFactory() if scheme == "amqps" else aiormq.connection.TCPTransportFactory()
         )
+        self._reader: FrameReader | None = None
+        self._writer: FrameWriter | None = None
 
     async def create(self, url: URL, **kwargs: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """The pair of streams the library reads from and writes to."""
         reader, writer = await self._factory.create(url, **kwargs)
-        frame_writer = FrameWriter(writer)
-        return (
-            cast(asyncio.StreamReader, FrameReader(reader, frame_writer.channel_closed)),
-            cast(asyncio.StreamWriter, frame_writer),
-        )
+        self._writer = FrameWriter(writer)
+        self._reader = FrameReader(reader, self._writer.channel_closed)
+        return cast(asyncio.StreamReader, self._reader), cast(asyncio.StreamWriter, self._writer)
+
+    def lift(self, channel: int, taker: Lifting) -> None:
+        """Give the frames of this channel to ``taker`` first; those it declines go to the library."""
+        assert self._reader is not None
+        self._reader.lifted[channel] = taker
+
+    def let_go(self, channel: int, taker: Lifting) -> None:
+        """The frames of this channel are the library's again, unless somebody else has lifted a new one meanwhile."""
+        assert self._reader is not None
+        if self._reader.lifted.get(channel) == taker:
+            del self._reader.lifted[channel]
+
+    def write(self, channel: int, frames: bytes) -> None:
+        """Write frames of this channel, together with whatever else is written in this turn of the event loop."""
+        assert self._writer is not None
+        self._writer.join(channel, frames)
+
+    async def drain(self) -> None:
+        """Return when the socket has taken most of what was written."""
+        assert self._writer is not None
+        await self._writer.drained()
 
 
 class FrameWriter:
@@ -61,18 +91,43 @@ class FrameWriter:
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
         self._closed: set[int] = set()
+        self._joined: list[bytes] = []
+        self._joined_bytes = 0
 
     def channel_closed(self, channel: int) -> None:
         """The broker closed the channel: answer at once, and write nothing more on it until it is opened anew."""
         self._closed.add(channel)
-        self._writer.write(_FRAME.pack(_METHOD, channel, 4) + _CHANNEL_CLOSE_OK + b"\xce")
+        self._flush()
+        self._writer.write(FRAME.pack(METHOD, channel, 4) + _CHANNEL_CLOSE_OK + b"\xce")
+
+    def join(self, channel: int, frames: bytes) -> None:
+        """Write these frames at the end of this turn of the event loop: one write for all that come by then."""
+        if channel in self._closed:
+            return
+        if not self._joined:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._joined.append(frames)
+        self._joined_bytes += len(frames)
+        if self._joined_bytes > _READ_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._joined:
+            joined, self._joined, self._joined_bytes = self._joined, [], 0
+            self._writer.write(b"".join(joined))
+
+    async def drained(self) -> None:
+        """Write what was joined, and wait while the socket takes no more."""
+        self._flush()
+        await self._writer.drain()
 
     def write(self, data: bytes) -> None:
         """Write the frames, all of one channel, that the library puts together."""
+        self._flush()  # what was said before stays before
         if self._closed:
-            kind, channel, _ = _FRAME.unpack_from(data)
+            kind, channel, _ = FRAME.unpack_from(data)
             if channel in self._closed:
-                if kind != _METHOD or data[_FRAME.size : _FRAME.size + 4] != _CHANNEL_OPEN:
+                if kind != METHOD or data[FRAME.size : FRAME.size + 4] != _CHANNEL_OPEN:
                     return
                 self._closed.discard(channel)
         self._writer.write(data)
@@ -82,15 +137,19 @@ class FrameWriter:
 
 
 class FrameReader:
-    """Reads whole frames ahead and hands their bytes on. It has what aiormq's frame receiver calls, and no more."""
+    """Takes whole frames out of the stream and hands the library's on. It has what aiormq calls, and no more."""
 
     def __init__(self, reader: asyncio.StreamReader, on_channel_closed: Callable[[int], None] | None = None) -> None:
         self._reader = reader
         self._on_channel_closed = on_channel_closed
+        #: of a frame whose end has not come yet
+        self._rest = b""
+        #: for the library
         self._ahead = b""
         self._opened = False
-        #: channels whose next content header belongs to a returned publish
-        self._returning: set[int] = set()
+        self._told_at = 0.0
+        #: who takes the frames of a channel before the library does
+        self.lifted: dict[int, Lifting] = {}
 
     def at_eof(self) -> bool:
         """Never, as far as the library is told.
@@ -108,29 +167,53 @@ class FrameReader:
     async def readexactly(self, size: int) -> bytes:
         """``size`` bytes; raises :class:`asyncio.IncompleteReadError` at the end of the stream."""
         while len(self._ahead) < size:
-            self._ahead += await self._frame()
+            chunk = await self._reader.read(_READ_BYTES)
+            if not chunk:
+                raise asyncio.IncompleteReadError(self._ahead + self._rest, size)
+            self._take(self._rest + chunk if self._rest else chunk)
         data, self._ahead = self._ahead[:size], self._ahead[size:]
         return data
 
-    async def _frame(self) -> bytes:
-        start = await self._reader.readexactly(_FRAME.size)
-        if start.startswith(b"AMQP"):
-            return start + await self._reader.readexactly(1)
-        kind, channel, size = _FRAME.unpack(start)
-        rest = await self._reader.readexactly(size + 1)
-        if kind == _METHOD and not self._opened:
-            self._watch_opening(rest)
-        if kind == _METHOD and rest[:4] == _CHANNEL_CLOSE and self._on_channel_closed is not None:
-            self._on_channel_closed(channel)
-        if kind == _HEADER:
-            payload = self._wrapped(channel, rest[:-1])
-        elif kind == _METHOD and rest[:4] in (_DELIVER, _RETURN, _GET_OK):
-            if rest[:4] == _RETURN:
-                self._returning.add(channel)
-            payload = _legible(rest[:-1])
-        else:
-            return start + rest
-        return _FRAME.pack(kind, channel, len(payload)) + payload + rest[-1:]
+    def _take(self, data: bytes) -> None:
+        """Sort the whole frames: lifted ones to their takers, the others ahead for the library."""
+        at, end, lifted = 0, len(data), self.lifted
+        if not self._opened and data.startswith(b"AMQP"):
+            self._ahead += data  # the broker's only answer to a protocol that it does not speak
+            return
+        passed: list[bytes] = []
+        while end - at > FRAME.size:
+            kind, channel, size = FRAME.unpack_from(data, at)
+            stop = at + FRAME.size + size + 1
+            if stop > end:
+                break
+            payload = data[at + FRAME.size : stop - 1]
+            taker = lifted.get(channel)
+            if taker is None or not taker(kind, payload):
+                passed.append(self._passed(kind, channel, payload))
+            at = stop
+        self._rest = data[at:]
+        now = asyncio.get_running_loop().time()
+        if passed:
+            self._told_at = now
+        elif now - self._told_at > _SIGN_OF_LIFE:
+            # the broker sends no heartbeats while it sends messages, and the library sees none of these
+            self._told_at = now
+            passed.append(_HEARTBEAT)
+        self._ahead += b"".join(passed)
+
+    def _passed(self, kind: int, channel: int, payload: bytes) -> bytes:
+        """The frame as the library may see it."""
+        if kind == METHOD:
+            method = payload[:4]
+            if not self._opened:
+                self._watch_opening(payload)
+            if method == _CHANNEL_CLOSE and self._on_channel_closed is not None:
+                self._on_channel_closed(channel)
+            if method in (DELIVER, RETURN, GET_OK):
+                payload = _legible(payload)
+        elif kind == HEADER:
+            payload = _wrapped(payload)
+        return FRAME.pack(kind, channel, len(payload)) + payload + b"\xce"
 
     def _watch_opening(self, method: bytes) -> None:
         """Raise the broker's own words when it ends the opening: the library would only say that it expected others."""
@@ -142,29 +225,11 @@ class FrameReader:
                 raise lower.ConnectionNotAllowed(text)
             raise lower.ConnectionClosed(code, text)
 
-    def _wrapped(self, channel: int, payload: bytes) -> bytes:
-        fixed, raw = payload[:12], payload[12:]
-        entry = bytes([len(_ENTRY)]) + _ENTRY.encode() + b"x" + struct.pack(">I", len(raw)) + raw
-        table = struct.pack(">I", len(entry)) + entry
-        if channel not in self._returning:
-            return fixed + struct.pack(">H", _FLAG_HEADERS) + table
-        # the library finds the publish that a return belongs to by its message id
-        self._returning.discard(channel)
-        return fixed + struct.pack(">H", _FLAG_HEADERS | _FLAG_MESSAGE_ID) + table + _returned_key(raw)
 
-
-def publish_key(message_id: str) -> str:
-    """The name under which the library keeps a publish until its confirm: ASCII and short, whatever the id is."""
-    return hashlib.sha1(message_id.encode("utf-8", "surrogateescape"), usedforsecurity=False).hexdigest()
-
-
-def _returned_key(raw: bytes) -> bytes:
-    try:
-        message_id = Properties.parse(raw).message_id
-    except WireError:
-        message_id = None
-    key = publish_key(message_id).encode() if message_id else b""
-    return bytes([len(key)]) + key
+def _wrapped(payload: bytes) -> bytes:
+    fixed, raw = payload[:12], payload[12:]
+    entry = bytes([len(_ENTRY)]) + _ENTRY.encode() + b"x" + struct.pack(">I", len(raw)) + raw
+    return fixed + struct.pack(">H", _FLAG_HEADERS) + struct.pack(">I", len(entry)) + entry
 
 
 def _legible(payload: bytes) -> bytes:
@@ -172,9 +237,9 @@ def _legible(payload: bytes) -> bytes:
     if payload.isascii():
         return payload
     at = 4
-    if payload[:4] == _DELIVER:
+    if payload[:4] == DELIVER:
         at += 1 + payload[at] + 9
-    elif payload[:4] == _RETURN:
+    elif payload[:4] == RETURN:
         at += 2
         at += 1 + payload[at]
     else:

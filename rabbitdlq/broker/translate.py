@@ -27,9 +27,11 @@ __all__ = [
     "Difference",
     "cancelled_by_us",
     "difference",
+    "nacked",
     "shown_url",
     "translate",
     "translated",
+    "unroutable",
 ]
 
 #: everything that a call into the client library raises because of the broker, the network or a closed channel
@@ -106,12 +108,9 @@ def translate(error: BaseException, what: str) -> BrokerError:  # noqa: PLR0911,
         case BrokerError():
             return error
         case lower.PublishError():
-            return Unroutable(
-                f"{what}: no queue took the message; 'rabbitdlq topology apply' declares the queues and bindings"
-                " of the topology file"
-            )
+            return unroutable(what)
         case lower.DeliveryError():
-            return PublishRefused(f"{what}: the broker refused the message; is the queue full or unavailable?")
+            return nacked(what)
         case lower.ProbableAuthenticationError() | lower.AuthenticationError() | lower.ConnectionNotAllowed():
             return AccessDenied(f"{what}: {text.rstrip('.')}; check user, password and virtual host in the URL")
         case lower.ChannelAccessRefused():
@@ -136,6 +135,19 @@ def translate(error: BaseException, what: str) -> BrokerError:  # noqa: PLR0911,
             return BrokerError(f"{what}: {text}")
         case _:
             return BrokerUnavailable(f"{what}: {text or type(error).__name__}")
+
+
+def unroutable(what: str) -> Unroutable:
+    """The error of a publish that came back."""
+    return Unroutable(
+        f"{what}: no queue took the message; 'rabbitdlq topology apply' declares the queues and bindings of the"
+        " topology file"
+    )
+
+
+def nacked(what: str) -> PublishRefused:
+    """The error of a publish that the broker answered with a nack."""
+    return PublishRefused(f"{what}: the broker refused the message; is the queue full or unavailable?")
 
 
 def _text(error: BaseException) -> str:

@@ -14,7 +14,7 @@ from rabbitdlq.errors import ConfigurationError, Permanent
 from rabbitdlq.failure import Failure
 from rabbitdlq.message import Message
 
-__all__ = ["Completed", "Failed", "Handler", "Interrupted", "Result", "run_attempt"]
+__all__ = ["Attempt", "Completed", "Failed", "Handler", "Interrupted", "Result"]
 
 #: ``async def handler(message)`` or a plain function, which runs in a thread; what it returns is ignored
 Handler = Callable[[Message], Any]
@@ -54,22 +54,33 @@ def is_async(handler: Handler) -> bool:
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
 
 
-async def run_attempt(handler: Handler, message: Message) -> Result:
-    """Run the handler once and say how that went. Nothing it raises gets past here.
+class Attempt:
+    """Runs one handler, again and again."""
 
-    When the task that runs this is cancelled, so is the handler; a thread cannot be stopped and is left to itself.
-    """
-    started = time.perf_counter()
-    try:
-        await (handler(message) if is_async(handler) else _call_in_thread(handler, message))
-    except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            return Interrupted(_since(started))
-        return _failed(error, started)
-    except BaseException as error:
-        return _failed(error, started)
-    return Completed(_since(started))
+    def __init__(self, handler: Handler) -> None:
+        """Raises :class:`ConfigurationError` for a handler that cannot be called."""
+        self._handler = handler
+        self._is_async = is_async(handler)
+
+    async def run(self, message: Message) -> Result:
+        """Run the handler once and say how that went. Nothing it raises gets past here.
+
+        When the task that runs this is cancelled, so is the handler; a thread cannot be stopped and is left to itself.
+        """
+        started = time.perf_counter()
+        try:
+            if self._is_async:
+                await self._handler(message)
+            else:
+                await _call_in_thread(self._handler, message)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                return Interrupted(_since(started))
+            return _failed(error, started)
+        except BaseException as error:
+            return _failed(error, started)
+        return Completed(_since(started))
 
 
 def _failed(error: BaseException, started: float) -> Failed:

@@ -6,24 +6,20 @@ import os
 import random
 import socket
 import uuid
-from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import structlog
 
 from rabbitdlq.broker import PublishLink
-from rabbitdlq.consumer.attempt import Handler, is_async, run_attempt
-from rabbitdlq.consumer.delivery import Delivery
-from rabbitdlq.consumer.outcome import Outcome, Park, Released, Retry, Succeeded, decide, undecodable
+from rabbitdlq.consumer.attempt import Handler
+from rabbitdlq.consumer.processor import ConsumerSummary, Processor
 from rabbitdlq.consumer.session import Session
-from rabbitdlq.consumer.settle import PARK_TIMEOUT, Settlement, Settler
-from rabbitdlq.deaths import arrival
+from rabbitdlq.consumer.settle import PARK_TIMEOUT, Settler
+from rabbitdlq.consumer.workers import Workers
 from rabbitdlq.errors import AccessDenied, BrokerError, ConfigurationError, EntityNotFound, TopologyMismatch
 from rabbitdlq.journal import HistoryIndex, JournalWriter
-from rabbitdlq.message import Message, Undecodable, decode_payload, message_of
 from rabbitdlq.topology import Topology
-from rabbitdlq.wire import WireError
 
 __all__ = ["Consumer", "ConsumerSummary"]
 
@@ -37,24 +33,11 @@ LASTING_SECONDS = 5.0
 DRAIN_POLL_SECONDS = 0.2
 #: an empty look says little while a message is between two queues; this many in a row say it
 DRAIN_LOOKS = 6
-#: and this many while one of our own retries has not been seen again (another consumer may have taken it)
+#: and this many while a message that failed has not been seen again: another consumer may have taken it, or a busy
+#: broker, whose counts know nothing of messages that are being dead-lettered, takes its time
 DRAIN_LOOKS_WITH_RETRIES_OUT = 50
-#: what counts say when the journal does not know: far above any honest ladder
-COUNTED_LAPS_LIMIT = 10
-
-
-@dataclass(slots=True)
-class ConsumerSummary:
-    """How many deliveries ended how."""
-
-    succeeded: int = 0
-    retried: int = 0
-    parked: int = 0
-    released: int = 0
-    #: could not be parked: the broker retries them, or parks them bare
-    left_to_broker: int = 0
-    #: settled after the line was lost: the broker delivers them again
-    too_late: int = 0
+#: for that long after its delay a message is waited for
+LATE_BY = timedelta(seconds=30)
 
 
 class Consumer:
@@ -82,7 +65,6 @@ class Consumer:
         and ladder are empty. ``grace``: how long handlers may go on after :meth:`stop`. ``park_timeout``: deadline
         for parking before the broker's own way is taken. ``worker``: this consumer's name in histories.
         """
-        is_async(handler)
         if concurrency < 1:
             raise ConfigurationError(f"concurrency: {concurrency} is below 1")
         prefetch = 2 * concurrency if prefetch is None else prefetch
@@ -90,10 +72,7 @@ class Consumer:
             raise ConfigurationError(f"prefetch: {prefetch} is not between concurrency and {MAX_PREFETCH:,}")
         self.topology = topology
         self.worker = worker or f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:4]}"
-        self.summary = ConsumerSummary()
-        self._handler = handler
         self._url = url
-        self._concurrency = concurrency
         self._prefetch = prefetch
         self._drain = drain
         self._grace = grace
@@ -106,15 +85,18 @@ class Consumer:
         self._settler = Settler(
             topology, self._link, self._writer, self._index, worker=self.worker, park_timeout=park_timeout
         )
-        self._deliveries: asyncio.Queue[Delivery] = asyncio.Queue()
-        self._busy = 0
-        self._idle = asyncio.Event()
-        self._in_handler: set[asyncio.Task[Any]] = set()
-        self._begun = False
-        self._ending = False
-        self._retries_out: set[str] = set()
         self._stopping = asyncio.Event()
         self._hurry = asyncio.Event()
+        self._processor = Processor(
+            topology, handler, self._settler, self._index, stopping=self._stopping.is_set, remember_retries=drain
+        )
+        self._workers = Workers(concurrency, self._processor.process)
+        self._begun = False
+
+    @property
+    def summary(self) -> ConsumerSummary:
+        """How many deliveries ended how, so far."""
+        return self._processor.summary
 
     def stop(self) -> None:
         """Take no more, let handlers finish within the grace time, release the rest. A second call ends the grace."""
@@ -132,16 +114,13 @@ class Consumer:
         if self._begun:
             raise ConfigurationError("a Consumer runs once; make another for the next run")
         self._begun = True
-        workers = [asyncio.create_task(self._work()) for _ in range(self._concurrency)]
+        self._workers.start()
         try:
             await self._sessions()
         finally:
-            self._ending = True
-            for worker in workers:
-                worker.cancel()
-            _, deaf = await asyncio.wait(workers, timeout=self._settle_time.total_seconds())
+            deaf = await self._workers.end(self._settle_time.total_seconds())
             if deaf:  # a handler that swallows its cancellation must not keep the process from ending
-                log.error("handlers_abandoned", queue=self.topology.name, count=len(deaf))
+                log.error("handlers_abandoned", queue=self.topology.name, count=deaf)
             await self._link.close()
             await self._journal_link.close()
         return self.summary
@@ -156,7 +135,7 @@ class Consumer:
                 self._url,
                 self._writer,
                 self._index,
-                self._deliveries.put_nowait,
+                self._workers.put,
                 prefetch=self._prefetch,
                 name=f"rabbitdlq consume {self.topology.name} {self.worker}",
                 on_ready=self._use,
@@ -180,7 +159,7 @@ class Consumer:
                     return
                 log.warning("consumer_lost", queue=self.topology.name, reason=session.reason)
             finally:
-                self._forget_waiting()
+                self._workers.take_back()  # nobody has begun them, and the broker has them back already
                 await session.close()
             if asyncio.get_running_loop().time() - opened_at >= LASTING_SECONDS:
                 backoff = FIRST_BACKOFF
@@ -231,16 +210,21 @@ class Consumer:
     async def _until_drained(self, session: Session) -> None:
         """Set the stop once nothing waits, nothing is on the ladder and nothing is in work."""
         looks = 0
-        while looks < (DRAIN_LOOKS_WITH_RETRIES_OUT if self._retries_out else DRAIN_LOOKS):
+        while looks < (DRAIN_LOOKS_WITH_RETRIES_OUT if self._retries_out() else DRAIN_LOOKS):
             await asyncio.sleep(DRAIN_POLL_SECONDS)
             try:
-                idle = not self._busy and self._deliveries.empty() and await session.idle_in_broker()
+                idle = self._workers.idle.is_set() and await session.idle_in_broker()
             except (AccessDenied, EntityNotFound):
                 raise  # from 4.3 on a rung is counted by those only who have a right on it
             except BrokerError:
                 idle = False  # the session ends by itself, and the next one looks again
-            looks = looks + 1 if idle and not self._busy and self._deliveries.empty() else 0
+            looks = looks + 1 if idle and self._workers.idle.is_set() else 0
         self._stopping.set()
+
+    def _retries_out(self) -> bool:
+        """Whether a message may still be on its way back, sent there by this process or by another."""
+        longest = max(self.topology.delays)
+        return bool(self._processor.retries_out) or self._index.has_since(datetime.now(UTC) - longest - LATE_BY)
 
     async def _finish(self, session: Session) -> None:
         """No more deliveries; those not begun go back; handlers get the grace time; then they are interrupted.
@@ -248,143 +232,18 @@ class Consumer:
         What is being settled is never interrupted: it has deadlines of its own.
         """
         await session.stop_taking()
-        while not self._deliveries.empty():
-            await self._release(self._deliveries.get_nowait())
+        for delivery in self._workers.take_back():
+            self._processor.release(delivery)
         hurried = asyncio.create_task(self._hurry.wait())
-        idle = asyncio.create_task(self._idle.wait())
+        idle = asyncio.create_task(self._workers.idle.wait())
         try:
-            self._note_idle()
             await asyncio.wait(
                 [hurried, idle], timeout=self._grace.total_seconds(), return_when=asyncio.FIRST_COMPLETED
             )
-            if self._in_handler:
-                log.warning("handlers_interrupted", queue=self.topology.name, count=len(self._in_handler))
-            for task in self._in_handler:
-                task.cancel()
+            interrupted = self._processor.interrupt()
+            if interrupted:
+                log.warning("handlers_interrupted", queue=self.topology.name, count=interrupted)
             await asyncio.wait([idle], timeout=self._settle_time.total_seconds())
         finally:
             hurried.cancel()
             idle.cancel()
-
-    def _note_idle(self) -> None:
-        if self._busy or not self._deliveries.empty():
-            self._idle.clear()
-        else:
-            self._idle.set()
-
-    def _forget_waiting(self) -> None:
-        """Deliveries of a lost channel that nobody has begun: the broker has them back already."""
-        while not self._deliveries.empty():
-            self._deliveries.get_nowait()
-
-    async def _release(self, delivery: Delivery) -> None:
-        if await delivery.nack(requeue=True):
-            self.summary.released += 1
-
-    # --- deliveries
-
-    async def _work(self) -> None:
-        while not self._ending:
-            delivery = await self._deliveries.get()
-            if delivery.gone:
-                continue
-            self._busy += 1
-            self._note_idle()
-            try:
-                if self._stopping.is_set():
-                    await self._release(delivery)
-                else:
-                    await self._process(delivery)
-            except Exception:
-                # a fault of ours must neither end the worker nor lose the message: the ladder brings it again
-                log.exception("delivery_unsettled", queue=self.topology.name, delivery_tag=delivery.tag)
-                await delivery.nack(requeue=False)
-            finally:
-                self._busy -= 1
-                self._note_idle()
-
-    async def _process(self, delivery: Delivery) -> None:
-        message = self._open(delivery)
-        self._retries_out.discard(message.id)
-        with structlog.contextvars.bound_contextvars(
-            message_id=message.id, queue=message.queue, attempt=message.attempt
-        ):
-            outcome = await self._attempt(message)
-            settlement = await self._settler.settle(delivery, message, outcome)
-        self._count(message, outcome, settlement)
-        log.info(
-            "delivery_lost" if settlement == "too_late" else "delivery_settled",
-            message_id=message.id,
-            queue=message.queue,
-            attempt=message.attempt,
-            max_attempts=message.max_attempts,
-            outcome="left_to_broker" if settlement == "left_to_broker" else outcome.name,
-            duration_ms=round(outcome.duration_ms, 3),
-        )
-
-    async def _attempt(self, message: Message) -> Outcome:
-        try:
-            message = replace(message, payload=decode_payload(message.body, message.properties))
-        except Undecodable as error:
-            return undecodable(error)
-        task = asyncio.current_task()
-        assert task is not None
-        self._in_handler.add(task)
-        try:
-            result = await run_attempt(self._handler, message)
-        finally:
-            self._in_handler.discard(task)
-            while task.cancelling():  # the interruption was the handler's; settling goes on
-                task.uncancel()
-        return decide(self.topology, message, result)
-
-    def _open(self, delivery: Delivery) -> Message:
-        try:
-            properties = delivery.properties()
-        except WireError as error:
-            raise WireError(f"delivery {delivery.tag} of {self.topology.name!r}: {error}") from error
-        way = arrival(self.topology, delivery.exchange, delivery.routing_key, properties.table.get("x-death"))
-        message = message_of(self.topology, delivery.body, properties, way, way.failures)
-        if way.counted <= way.failures:
-            return message
-        failures = self._failures_of_odd_arrival(message, way.failures, way.counted)
-        return replace(message, attempt=failures + 1)
-
-    def _failures_of_odd_arrival(self, message: Message, failures: int, counted: int) -> int:
-        """More waits than rungs: a rung is missing and the message went round, or (below 4.0) the header is stale.
-
-        The journal tells them apart: it knows how far this lap has come.
-        """
-        told = self._index.last_attempt(message.id, message.lap)
-        known = max(failures, told)
-        if counted > COUNTED_LAPS_LIMIT * self.topology.max_attempts:
-            known = max(known, self.topology.max_attempts)
-        log.warning(
-            "x_death_counts_more",
-            message_id=message.id,
-            queue=message.queue,
-            attempt=known + 1,
-            by_rung=failures,
-            by_counts=counted,
-            by_journal=told,
-        )
-        return known
-
-    def _count(self, message: Message, outcome: Outcome, settlement: Settlement) -> None:
-        if settlement == "too_late":
-            self.summary.too_late += 1
-            return
-        if settlement == "left_to_broker":
-            self.summary.left_to_broker += 1
-            return
-        match outcome:
-            case Succeeded():
-                self.summary.succeeded += 1
-            case Retry():
-                self.summary.retried += 1
-                if self._drain:
-                    self._retries_out.add(message.id)
-            case Park():
-                self.summary.parked += 1
-            case Released():
-                self.summary.released += 1

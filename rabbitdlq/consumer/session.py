@@ -1,16 +1,12 @@
 """One connection's worth of consuming: from connect to loss, cancel or stop."""
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
-import aiormq.abc
 import structlog
 
-from rabbitdlq.broker import Channel, Connection, close_channel, count_messages, ensure_topology, translated
-from rabbitdlq.broker.connection import CONNECT_TIMEOUT
-from rabbitdlq.consumer.delivery import Delivery
+from rabbitdlq.broker import Channel, Connection, ConsumingChannel, Delivery, count_messages, ensure_topology
 from rabbitdlq.errors import BrokerError
 from rabbitdlq.journal import HistoryIndex, JournalReader, JournalWriter
 from rabbitdlq.topology import Topology, Version
@@ -48,9 +44,8 @@ class Session:
         self.version: Version = ()
         self.reader = JournalReader(topology, writer, index.add)
         self._connection: Connection | None = None
-        self._channel: Channel | None = None
+        self._channel: ConsumingChannel | None = None
         self._look: Channel | None = None
-        self._consumer_tag = ""
         self._closing = False
         #: set when the session is over; :attr:`reason` says why
         self.ended = asyncio.Event()
@@ -82,18 +77,9 @@ class Session:
             log.warning("journal_unreadable", queue=self._topology.name, error=str(error))
 
     async def _consume(self, connection: Connection) -> None:
-        channel = self._channel = await connection.channel()
-
-        async def take(delivered: aiormq.abc.DeliveredMessage) -> None:
-            self._on_delivery(Delivery.of(channel, delivered))
-
-        channel.on_consumer_cancel_callbacks.add(lambda _: self._end("the broker cancelled the consumer"))
-        channel.closing.add_done_callback(lambda closing: self._end(f"the channel was closed{_why(closing)}"))
-        with translated(f"consuming {self._topology.name!r}"):
-            async with asyncio.timeout(CONNECT_TIMEOUT.total_seconds()):
-                await channel.basic_qos(prefetch_count=self._prefetch)
-                consumed = await channel.basic_consume(self._topology.name, take)
-        self._consumer_tag = str(consumed.consumer_tag)
+        self._channel = await ConsumingChannel.consume(
+            connection, self._topology.name, self._on_delivery, self._end, prefetch=self._prefetch
+        )
 
     def _end(self, reason: str) -> None:
         if not self._closing and not self.ended.is_set():
@@ -102,12 +88,8 @@ class Session:
 
     async def stop_taking(self) -> None:
         """Tell the broker to send no more; what came before can still be settled."""
-        channel = self._channel
-        if channel is None or channel.is_closed:
-            return
-        with contextlib.suppress(BrokerError), translated("cancelling the consumer"):
-            async with asyncio.timeout(CONNECT_TIMEOUT.total_seconds()):
-                await channel.basic_cancel(self._consumer_tag)
+        if self._channel is not None:
+            await self._channel.cancel()
 
     async def idle_in_broker(self) -> bool:
         """Whether nothing waits in the work queue and on the ladder."""
@@ -125,12 +107,6 @@ class Session:
         self._closing = True
         await self.reader.close()
         if self._channel is not None:
-            await close_channel(self._channel)
+            await self._channel.close()
         if self._connection is not None:
             await self._connection.close()
-
-
-def _why(closing: "asyncio.Future[object]") -> str:
-    """The broker's reason for closing a channel, for instance that an ack took longer than its timeout."""
-    error = None if closing.cancelled() else closing.exception()
-    return f": {error}" if error is not None and str(error) else ""

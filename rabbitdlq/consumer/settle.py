@@ -8,8 +8,7 @@ from typing import Literal, assert_never
 import structlog
 
 from rabbitdlq import journal
-from rabbitdlq.broker import Outgoing, PublishLink
-from rabbitdlq.consumer.delivery import Delivery
+from rabbitdlq.broker import Delivery, Outgoing, PublishLink
 from rabbitdlq.consumer.outcome import Outcome, Park, Released, Retry, Succeeded
 from rabbitdlq.dead_letter import AttemptRecord
 from rabbitdlq.deaths import parse_deaths
@@ -17,8 +16,8 @@ from rabbitdlq.errors import BrokerError, BrokerUnavailable, PublishUnconfirmed
 from rabbitdlq.journal import HistoryIndex, JournalReader, JournalWriter
 from rabbitdlq.message import Message
 from rabbitdlq.parking import Parking, new_park_id, park_properties
+from rabbitdlq.texts import shorten
 from rabbitdlq.topology import Topology
-from rabbitdlq.wire import shorten
 
 __all__ = ["Settlement", "Settler"]
 
@@ -72,12 +71,12 @@ class Settler:
             case Park():
                 return await self._park(delivery, message, outcome)
             case Released():
-                return _done(await delivery.nack(requeue=True))
+                return _done(delivery.nack(requeue=True))
             case _:
                 assert_never(outcome)
 
     async def _succeed(self, delivery: Delivery, message: Message, outcome: Succeeded) -> Settlement:
-        settled = await delivery.ack()
+        settled = delivery.ack()
         if settled and message.attempt > 1:
             self._index.forget(message.id, message.lap, datetime.now(UTC))
             await self._writer.append(journal.recovered(message, self._worker, outcome.duration_ms))
@@ -87,7 +86,7 @@ class Settler:
         if delivery.gone:
             return _too_late(message)
         await self._writer.append(self._failed_event(message, outcome))
-        settled = await delivery.nack(requeue=False)
+        settled = delivery.nack(requeue=False)
         if settled:
             log.warning(
                 "retry_scheduled",
@@ -121,7 +120,7 @@ class Settler:
         error = await self._publish(message, parking, event)
         if error is not None:
             return await self._leave_to_broker(delivery, message, error)
-        settled = await delivery.ack()
+        settled = delivery.ack()
         if settled:
             self._index.forget(message.id, message.lap, outcome.at)
         log.error(
@@ -181,7 +180,7 @@ class Settler:
             error=str(error),
             consequence="nacked: the broker retries it, or parks it without its story, which the journal has",
         )
-        return "left_to_broker" if await delivery.nack(requeue=False) else "too_late"
+        return "left_to_broker" if delivery.nack(requeue=False) else "too_late"
 
     def _failed_event(self, message: Message, outcome: Retry | Park) -> journal.JournalEvent:
         event = journal.failed(message, outcome.failure, self._worker, outcome.at, outcome.duration_ms)

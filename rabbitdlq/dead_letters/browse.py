@@ -16,11 +16,17 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Self
 
-import aiormq.abc
 import aiormq.exceptions
-from pamqp import commands
 
-from rabbitdlq.broker import Channel, Connection, close_channel, count_messages, original_properties, translated
+from rabbitdlq.broker import (
+    Channel,
+    Connection,
+    ConsumingChannel,
+    Delivery,
+    close_channel,
+    count_messages,
+    translated,
+)
 from rabbitdlq.broker.connection import CONNECT_TIMEOUT
 from rabbitdlq.dead_letter import DeadLetter
 from rabbitdlq.errors import BrokerError, BrokerUnavailable, DeadLettersInUse
@@ -43,34 +49,20 @@ class Held:
     """A dead letter and the unacknowledged delivery it came in."""
 
     letter: DeadLetter
-    _channel: Channel
-    _tag: int
+    _delivery: Delivery
     #: False where the properties are broken: sending it again would lose them
     readable: bool
     _on_removed: Callable[[], None]
 
-    async def remove(self) -> None:
-        """Take it out of the queue for good; raises :class:`BrokerError` where the channel is gone already."""
-        with translated(f"removing dead letter {self.letter.id!r} from the queue"):
-            # an ack that the socket has not taken when the line is lost is never heard of again
-            ack = asyncio.ensure_future(self._channel.basic_ack(self._tag))
-            try:
-                await asyncio.wait({ack, self._channel.closing}, return_when=asyncio.FIRST_COMPLETED)
-                if not ack.done():
-                    raise ConnectionError("the connection was lost")
-                ack.result()
-            finally:
-                ack.cancel()
+    def remove(self) -> None:
+        """Take it out of the queue for good; raises :class:`BrokerUnavailable` where the channel is gone already."""
+        if not self._delivery.ack():
+            raise BrokerUnavailable(f"removing dead letter {self.letter.id!r} from the queue: the connection was lost")
         self._on_removed()
 
     async def settled(self) -> None:
-        """Return when the broker has seen the removal; raises :class:`BrokerError` where that is not certain.
-
-        An ack has no answer. The answer to a request sent after it on the same channel says that it has arrived.
-        """
-        with translated(f"removing dead letter {self.letter.id!r} from the queue"):
-            async with asyncio.timeout(CONNECT_TIMEOUT.total_seconds()):
-                await self._channel.basic_qos(prefetch_count=1)
+        """Return when the broker has seen the removal; raises :class:`BrokerError` where that is not certain."""
+        await self._delivery.channel.arrived()
 
 
 class Browser:
@@ -86,8 +78,8 @@ class Browser:
         self._who = who
         self._control: Channel | None = None
         #: in the order in which they were filled, and how many letters each holds
-        self._filled: dict[Channel, int] = {}
-        self._consuming: list[tuple[Channel, str]] = []
+        self._filled: dict[ConsumingChannel, int] = {}
+        self._consuming: list[ConsumingChannel] = []
         self._chunk = FIRST_CHUNK
         self._taken = 0
         self._ended_early = False
@@ -130,94 +122,84 @@ class Browser:
         Memory is bounded: what the caller does not keep is gone. Ends early where somebody else took letters away.
         """
         async with contextlib.aclosing(self._take(limit)) as deliveries:
-            async for channel, delivered in deliveries:
-                yield self._held(channel, delivered)
+            async for delivery in deliveries:
+                yield self._held(delivery)
 
-    async def _take(self, limit: int | None) -> AsyncGenerator[tuple[Channel, aiormq.abc.DeliveredMessage], None]:
+    async def _take(self, limit: int | None) -> AsyncGenerator[Delivery, None]:
         left = self.count - self._taken if limit is None else min(limit, self.count - self._taken)
         while left > 0 and not self._ended_early:
             size = min(self._chunk, left)
             seen, total = 0, 0
             async with contextlib.aclosing(self._fill(size)) as filling:
-                async for channel, delivered in filling:
-                    seen, total, left = seen + 1, total + len(delivered.body), left - 1
-                    yield channel, delivered
+                async for delivery in filling:
+                    seen, total, left = seen + 1, total + len(delivery.body), left - 1
+                    yield delivery
             if seen < size:
                 self._ended_early = True
             else:
                 self._chunk = max(1, min(self._chunk * GROWTH, LARGEST_CHUNK, CHUNK_BYTES // (total // seen + 1)))
 
-    async def _fill(self, size: int) -> AsyncGenerator[tuple[Channel, aiormq.abc.DeliveredMessage], None]:
+    async def _fill(self, size: int) -> AsyncGenerator[Delivery, None]:
         """Up to ``size`` letters on a channel of their own.
 
         None is handed out before all of them are here and the consumer is cancelled: acknowledging one would make
         room for another, which nobody had counted.
         """
-        channel = await self._connection.channel()
+        arrived: asyncio.Queue[Delivery | None] = asyncio.Queue()
+        raw = await self._connection.channel()
+        channel = await ConsumingChannel.consume(
+            self._connection,
+            self._topology.dlq,
+            arrived.put_nowait,
+            lambda _: arrived.put_nowait(None),
+            prefetch=size,
+            channel=raw,
+        )
         self._filled[channel] = 0
-        arrived: asyncio.Queue[aiormq.abc.DeliveredMessage | None] = asyncio.Queue()
-
-        async def take(delivered: aiormq.abc.DeliveredMessage) -> None:
+        self._consuming.append(channel)
+        filling: deque[Delivery] = deque()
+        while len(filling) < size and (delivery := await self._next(arrived)) is not None:
             self._taken += 1
             self._filled[channel] += 1
-            arrived.put_nowait(delivered)
-
-        channel.closing.add_done_callback(lambda _: arrived.put_nowait(None))
-        consumer = (channel, f"browse-{len(self._filled)}")
-        self._consuming.append(consumer)
-        with translated(f"reading {self._topology.dlq!r}"):
-            async with asyncio.timeout(CONNECT_TIMEOUT.total_seconds()):
-                await channel.basic_qos(prefetch_count=size)
-                await channel.basic_consume(self._topology.dlq, take, consumer_tag=consumer[1])
-        filling: deque[aiormq.abc.DeliveredMessage] = deque()
-        while len(filling) < size and (delivered := await self._next(arrived)) is not None:
-            filling.append(delivered)
-        await self._cancel(consumer)
+            filling.append(delivery)
+        await self._cancel(channel)
         while filling:
-            yield channel, filling.popleft()
+            yield filling.popleft()
 
-    async def _next(
-        self, arrived: "asyncio.Queue[aiormq.abc.DeliveredMessage | None]"
-    ) -> aiormq.abc.DeliveredMessage | None:
+    async def _next(self, arrived: "asyncio.Queue[Delivery | None]") -> Delivery | None:
         """The next one; None where there is none left, raises :class:`BrokerUnavailable` where the line is gone."""
         waited = 0.0
         while waited < STALLED_SECONDS:
             try:
                 async with asyncio.timeout(QUIET_SECONDS):
-                    delivered = await arrived.get()
+                    delivery = await arrived.get()
             except TimeoutError:
                 waited += QUIET_SECONDS
                 if self._control is not None and not await count_messages(self._control, self._topology.dlq):
                     return None
                 continue
-            if delivered is None:
+            if delivery is None:
                 raise BrokerUnavailable(f"reading {self._topology.dlq!r}: the connection or the queue was lost")
-            return delivered
+            return delivery
         raise BrokerUnavailable(f"reading {self._topology.dlq!r}: nothing came for {STALLED_SECONDS:g} s")
 
-    def _held(self, channel: Channel, delivered: aiormq.abc.DeliveredMessage) -> Held:
-        frame = delivered.delivery
-        assert isinstance(frame, commands.Basic.Deliver)
-        assert frame.delivery_tag is not None
+    def _held(self, delivery: Delivery) -> Held:
         readable = True
         try:
-            wire = original_properties(delivered.header.properties.headers)
+            wire = delivery.properties()
         except WireError:
             wire, readable = Properties(), False  # shown as far as it can be
-        letter = DeadLetter.parse(self._topology.name, delivered.body, wire)
+        letter = DeadLetter.parse(self._topology.name, delivery.body, wire)
 
         def note_removed() -> None:
-            self._filled[channel] -= 1
+            self._filled[delivery.channel] -= 1
 
-        return Held(letter, channel, frame.delivery_tag, readable, note_removed)
+        return Held(letter, delivery, readable, note_removed)
 
-    async def _cancel(self, consumer: tuple[Channel, str]) -> None:
-        if consumer in self._consuming:
-            self._consuming.remove(consumer)
-            channel, tag = consumer
-            with contextlib.suppress(BrokerError), translated("cancelling a consumer"):
-                async with asyncio.timeout(CONNECT_TIMEOUT.total_seconds()):
-                    await channel.basic_cancel(tag)
+    async def _cancel(self, channel: ConsumingChannel) -> None:
+        if channel in self._consuming:
+            self._consuming.remove(channel)
+            await channel.cancel()
 
     async def purge(self) -> int:
         """Delete every letter that is ready; gives their number."""
@@ -230,8 +212,8 @@ class Browser:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # first of all: a consumer still there would share what follows with the next one, and mix up the order
-        for consumer in list(self._consuming):
-            await self._cancel(consumer)
+        for channel in list(self._consuming):
+            await self._cancel(channel)
         if (self._topology.dlq_type or self._topology.queue_type) == "quorum" and self._filled:
             with contextlib.suppress(BrokerError):  # the line is gone: the broker returns everything by itself
                 async with contextlib.aclosing(self._take(None)) as rest:
@@ -256,7 +238,7 @@ class Browser:
         except BrokerError:
             waiting = False
         for channel, held in self._filled.items():
-            await close_channel(channel)
+            await channel.close()
             ready += held
             waiting = waiting and await self._is_ready(control, ready)
 

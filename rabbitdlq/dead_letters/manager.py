@@ -286,7 +286,7 @@ class DLQManager:
         async with self._browse() as browser:
             copies = await self._find(browser, wanted)
             for held in copies:
-                await held.remove()
+                held.remove()
                 await held.settled()
         return copies[0].letter
 

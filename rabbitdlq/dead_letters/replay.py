@@ -93,7 +93,7 @@ class Replayer:
             self._stay(held.letter, "its first copy was not replayed")
             return False
         try:
-            await held.remove()
+            held.remove()
         except BrokerError as error:
             self._stay(held.letter, str(error))
             return False
@@ -114,7 +114,7 @@ class Replayer:
             self._stay(letter, str(error))
             return False
         try:
-            await held.remove()
+            held.remove()
         except BrokerError as error:
             self._fatal = self._fatal or error
             self._stay(letter, f"it was sent back, but may still be here as well: {error}")

@@ -9,7 +9,7 @@ from rabbitdlq import names
 from rabbitdlq.dead_letter import AttemptRecord
 from rabbitdlq.failure import Failure
 from rabbitdlq.message import Message
-from rabbitdlq.wire import printable, shorten
+from rabbitdlq.texts import printable, shorten
 
 __all__ = ["JournalEvent", "failed", "marker", "operated", "parked", "recovered"]
 

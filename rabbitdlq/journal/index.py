@@ -36,6 +36,11 @@ class HistoryIndex:
         """Bytes held, roughly."""
         return self._bytes
 
+    def has_since(self, when: datetime) -> bool:
+        """Whether some message failed later than that, and was neither parked nor recovered as far as is known."""
+        newest = next(reversed(self._records.values()), None)
+        return newest is not None and newest[-1][1].at > when
+
     def add(self, event: JournalEvent) -> None:
         """Take in one event; one that is known already, or says nothing of an attempt, changes nothing."""
         if event.message_id is None:

@@ -1,16 +1,14 @@
 """Reading the journal: from a point in time to its end as of now, and on."""
 
 import asyncio
-import contextlib
 from collections.abc import AsyncGenerator, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import aiormq.abc
 import structlog
 
 from rabbitdlq import names
-from rabbitdlq.broker import Channel, Connection, close_channel, new_id, translated
+from rabbitdlq.broker import Channel, Connection, ConsumingChannel, Delivery, close_channel, new_id, translated
 from rabbitdlq.broker.connection import CONNECT_TIMEOUT
 from rabbitdlq.errors import BrokerError, BrokerUnavailable
 from rabbitdlq.journal.events import JournalEvent, marker
@@ -37,7 +35,7 @@ class JournalReader:
         self._topology = topology
         self._writer = writer
         self._on_event = on_event
-        self._channel: Channel | None = None
+        self._channel: ConsumingChannel | None = None
         self._connection: Connection | None = None
         self._since: datetime | None = None
         self._reading_back = asyncio.Lock()
@@ -54,23 +52,26 @@ class JournalReader:
 
         Raises :class:`EntityNotFound` where there is no journal, :class:`AccessDenied` without the permission.
         """
-        channel = self._channel = await connection.channel()
         self._connection, self._since = connection, since
 
-        def ended(_: object) -> None:
+        def ended(_: str) -> None:
             if self._reading:
                 self._reading = False
                 for future in self._awaited.values():
                     _tell(future, False)
                 on_lost()
 
-        channel.on_consumer_cancel_callbacks.add(ended)
-        channel.closing.add_done_callback(ended)
-        with translated(f"reading the journal {self._topology.journal_queue!r}"):
-            async with asyncio.timeout(CONNECT_TIMEOUT.total_seconds()):
-                await channel.basic_qos(prefetch_count=PREFETCH)
-                queue, arguments = await self._source(channel, since)
-                await channel.basic_consume(queue, self._take, arguments=arguments)
+        channel = await connection.channel()
+        try:
+            with translated(f"reading the journal {self._topology.journal_queue!r}"):
+                async with asyncio.timeout(CONNECT_TIMEOUT.total_seconds()):
+                    queue, arguments = await self._source(channel, since)
+            self._channel = await ConsumingChannel.consume(
+                connection, queue, self._take, ended, prefetch=PREFETCH, arguments=arguments, channel=channel
+            )
+        except BaseException:
+            await close_channel(channel)
+            raise
         self._reading = True
 
     async def _source(self, channel: Channel, since: datetime | None) -> tuple[str, dict[str, Any]]:
@@ -81,19 +82,17 @@ class JournalReader:
         await channel.queue_bind(queue, self._topology.journal_exchange, routing_key="#")
         return queue, {}
 
-    async def _take(self, delivered: aiormq.abc.DeliveredMessage) -> None:
-        event = JournalEvent.decode(delivered.body)
+    def _take(self, delivery: Delivery) -> None:
+        event = JournalEvent.decode(delivery.body)
         self.seen += 1
         if event is not None:
             self._on_event(event)
             if event.event == names.MARKER and event.marker in self._awaited:
                 _tell(self._awaited[event.marker], True)
         self._unacked += 1
-        tag = getattr(delivered.delivery, "delivery_tag", None)
-        if self._channel is not None and tag is not None and self._unacked >= ACK_EVERY:
+        if self._unacked >= ACK_EVERY:
             self._unacked = 0
-            with contextlib.suppress(Exception):  # a channel that is gone has nothing left to acknowledge
-                await self._channel.basic_ack(tag, multiple=True, wait=False)
+            delivery.channel.settle_up_to(delivery.tag)
 
     async def sync(self, timeout: timedelta) -> None:
         """Return when every event that was in the journal at the call has been handed out.
@@ -145,7 +144,7 @@ class JournalReader:
         """Stop reading."""
         self._reading = False
         if self._channel is not None:
-            await close_channel(self._channel)
+            await self._channel.close()
 
 
 def _tell(future: "asyncio.Future[bool]", read: bool) -> None:

@@ -8,13 +8,11 @@ from datetime import timedelta
 import pytest
 
 from rabbitdlq import (
-    BrokerError,
     ConfigurationError,
     Consumer,
     Message,
     Permanent,
     PublishRefused,
-    PublishUnconfirmed,
     Topology,
     WorkBinding,
 )
@@ -94,18 +92,6 @@ async def test_one_publish_that_the_broker_refuses_does_not_fail_those_beside_it
     assert {number: type(result) for number, result in enumerate(results) if result is not None} == {20: PublishRefused}
     arrived = Counter(wire.message_id for _, wire, _ in await bench.raw.take_all(topology.name))
     assert set(arrived) == {str(number) for number in range(41)} - {"20"}
-
-
-async def test_waiting_for_a_publish_of_the_same_id_counts_towards_the_deadline(bench: Bench) -> None:
-    topology = await bench.declared()
-    publisher = Publisher(bench.raw.connection)
-    message = Outgoing("", topology.name, b"{}", Properties(message_id="same"))
-    async with publisher._one_at_a_time("same"):  # as if another were not confirmed
-        with pytest.raises(BrokerError) as caught:
-            await asyncio.wait_for(publisher.publish(message, timeout=timedelta(milliseconds=200)), 5)
-    await publisher.close()
-
-    assert not isinstance(caught.value, PublishUnconfirmed), "it was never sent"
 
 
 async def test_a_history_that_two_messages_of_one_id_share_is_marked_partial(bench: Bench) -> None:

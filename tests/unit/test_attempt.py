@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rabbitdlq.consumer.attempt import Completed, Failed, Handler, Interrupted, Result, is_async, run_attempt
+from rabbitdlq.consumer.attempt import Attempt, Completed, Failed, Handler, Interrupted, Result, is_async
 from rabbitdlq.deaths import Arrival
 from rabbitdlq.errors import ConfigurationError, Permanent
 from rabbitdlq.message import Message, message_of
@@ -22,7 +22,7 @@ MESSAGE = message_of(
 
 
 async def run(handler: Handler) -> Result:
-    return await asyncio.wait_for(run_attempt(handler, MESSAGE), 10)
+    return await asyncio.wait_for(Attempt(handler).run(MESSAGE), 10)
 
 
 async def succeed(message: Message) -> str:
@@ -138,7 +138,7 @@ class TestRaises:
         assert isinstance(result, Failed)
         assert result.failure.traceback is not None
         assert f"in in_{'loop' if kind == 'async' else 'thread'}" in result.failure.traceback
-        assert "run_attempt" not in result.failure.traceback
+        assert "consumer/attempt.py" not in result.failure.traceback
 
     async def test_a_permanent_error_is_one_also_where_it_is_a_child_of_it(self) -> None:
         class Unpayable(Permanent):
@@ -182,7 +182,7 @@ class TestInterruption:
         assert isinstance(result, Interrupted)
 
     async def interrupted(self, handler: Handler, begun: Awaitable[Any]) -> Result:
-        task = asyncio.create_task(run_attempt(handler, MESSAGE))
+        task = asyncio.create_task(Attempt(handler).run(MESSAGE))
         await asyncio.wait_for(begun, 10)
         task.cancel()
         return await asyncio.wait_for(task, 10)

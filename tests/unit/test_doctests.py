@@ -16,7 +16,7 @@ MODULES = {
     "rabbitdlq.parking": False,
     "rabbitdlq.settings": False,
     "rabbitdlq.topology": False,
-    "rabbitdlq.wire": True,
+    "rabbitdlq.texts": True,
 }
 
 

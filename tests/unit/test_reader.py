@@ -22,8 +22,8 @@ from pamqp.body import ContentBody
 from pamqp.header import ContentHeader
 
 from rabbitdlq.broker import Connection, Outgoing, Publisher, original_properties
-from rabbitdlq.broker.reader import FrameReader, publish_key
-from rabbitdlq.errors import BrokerError, PublishRefused, PublishUnconfirmed, Unroutable
+from rabbitdlq.broker.reader import FrameReader
+from rabbitdlq.errors import BrokerError, BrokerUnavailable, PublishRefused, PublishUnconfirmed, Unroutable
 from rabbitdlq.wire import Headers, Properties, WireError
 from tests.unit.fake_broker import FakeBroker, body_frame, header_frame, method_frame
 from tests.unit.strategies import properties, quick
@@ -144,19 +144,6 @@ class TestFrames:
             assert (told.consumer_tag, told.delivery_tag, told.redelivered) == ("ctag-größe", 7, True)
         elif kind is commands.Basic.GetOk:
             assert (told.delivery_tag, told.redelivered, told.message_count) == (7, True, 9)
-
-    def test_only_the_header_of_a_returned_publish_tells_the_library_its_message_id(self) -> None:
-        value = Properties(message_id="caf\udce9" * 20).encode()
-        returned = method(commands.Basic.Return) + header_frame(value, 0)
-        delivered = method() + header_frame(value, 0)
-
-        ids = [
-            frame.properties.message_id
-            for _, frame in read(delivered + returned + delivered)
-            if isinstance(frame, ContentHeader)
-        ]
-
-        assert ids == [None, publish_key("caf\udce9" * 20), None]
 
     def test_the_end_of_the_stream_is_an_error_also_between_two_frames(self) -> None:
         """As an end without error it failed whoever waited with a bare Exception, which nobody expects.
@@ -307,6 +294,20 @@ class TestWithTheLibrary:
 
         assert broker.published == []
         assert connection.is_open
+
+    async def test_waiting_for_a_publish_of_the_same_id_counts_towards_the_deadline(
+        self, broker: FakeBroker, connection: Connection
+    ) -> None:
+        broker.on_publish = lambda *_: True  # never confirmed
+        publisher = Publisher(connection)
+        first = asyncio.create_task(publisher.publish(outgoing(), timeout=DEADLINE))
+        await asyncio.sleep(0.05)
+
+        with pytest.raises(BrokerUnavailable):
+            await asyncio.wait_for(publisher.publish(outgoing(), timeout=timedelta(milliseconds=200)), 5)
+
+        assert len(broker.published) == 1, "the second was sent beside the first"
+        first.cancel()
 
     async def test_a_delivery_comes_with_its_own_properties(self, broker: FakeBroker, connection: Connection) -> None:
         taken: asyncio.Queue[aiormq.abc.DeliveredMessage] = asyncio.Queue()

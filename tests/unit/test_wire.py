@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rabbitdlq.wire import Headers, Properties, WireError, encode_value, printable, shorten
+from rabbitdlq.fields import encode_value
+from rabbitdlq.texts import printable, shorten
+from rabbitdlq.wire import Headers, Properties, WireError
 from tests.unit.strategies import (
     decimals,
     entry,

@@ -1,0 +1,169 @@
+"""Publishes out, confirms in: what a publishing channel does for every single message."""
+
+import asyncio
+from collections.abc import Iterator
+
+import aiormq.exceptions as lower
+
+from rabbitdlq.broker.connection import Channel, Connection, close_channel
+from rabbitdlq.broker.frames import (
+    BASIC_ACK,
+    BASIC_NACK,
+    BODY,
+    HEADER,
+    METHOD,
+    RETURN,
+    content_frames,
+    content_header,
+    parse_confirm,
+    parse_return,
+    publish_method,
+)
+from rabbitdlq.wire import Properties, WireError
+
+__all__ = ["Lost", "Nacked", "PublishingChannel", "Returned"]
+
+#: ways (exchange, key) whose first frame is kept; a producer with more of them is not held up, only a little slower
+_KEPT_WAYS = 1_000
+
+
+class Returned(Exception):
+    """No queue took the message."""
+
+
+class Nacked(Exception):
+    """The broker refused the message."""
+
+
+class Lost(Exception):
+    """The channel ended before the confirm; the cause says why, and ``alone`` whether it was the only one on it."""
+
+    def __init__(self, cause: BaseException, *, alone: bool) -> None:
+        super().__init__(str(cause))
+        self.__cause__ = self.cause = cause
+        self.alone = alone
+
+
+class PublishingChannel:
+    """A confirming channel whose frames are ours: each publish is a future that its confirm resolves."""
+
+    def __init__(self, connection: Connection, channel: Channel) -> None:
+        self._frames = connection.frames
+        self._frame_max = connection.frame_max
+        self._channel = channel
+        self._number = channel.number
+        self._loop = asyncio.get_running_loop()
+        self._ways: dict[tuple[str, str, bool], bytes] = {}
+        self._tag = 0
+        #: by delivery tag, in order: "all up to" is taken from the front
+        self._waiting: dict[int, tuple[str, asyncio.Future[None]]] = {}
+        self._by_id: dict[str, asyncio.Future[None]] = {}
+        self._returned: tuple[int, str] | None = None
+        self._missing = 0
+        channel.closing.add_done_callback(self._closed)
+        self._frames.lift(self._number, self._take)
+
+    @classmethod
+    async def open(cls, connection: Connection) -> "PublishingChannel":
+        """A channel of its own; raises :class:`BrokerError` where there is none to be had."""
+        return cls(connection, await connection.channel(confirms=True))
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing can be published on it any more."""
+        return bool(self._channel.is_closed)
+
+    def with_id(self, message_id: str) -> "asyncio.Future[None] | None":
+        """The publish under way that has this id: a second beside it could not be told apart when one is returned."""
+        future = self._by_id.get(message_id)
+        return None if future is None or future.done() else future
+
+    def publish(
+        self, exchange: str, routing_key: str, message_id: str, properties: bytes, body: bytes, *, mandatory: bool
+    ) -> "asyncio.Future[None]":
+        """Write one message; the future ends with its confirm.
+
+        It raises :class:`Returned`, :class:`Nacked` or :class:`Lost`. No other publish with this id may be
+        under way, and the properties have to fit into a frame.
+        """
+        way = self._ways.get((exchange, routing_key, mandatory))
+        if way is None:
+            if len(self._ways) >= _KEPT_WAYS:
+                self._ways.clear()
+            way = publish_method(self._number, exchange.encode(), routing_key.encode(), mandatory)
+            self._ways[exchange, routing_key, mandatory] = way
+        future: asyncio.Future[None] = self._loop.create_future()
+        if self._channel.is_closed:
+            future.set_exception(Lost(lower.ChannelInvalidStateError("the channel is closed"), alone=False))
+            return future
+        self._tag += 1
+        self._waiting[self._tag] = (message_id, future)
+        self._by_id[message_id] = future
+        self._frames.write(
+            self._number, b"".join((way, *content_frames(self._number, properties, body, self._frame_max)))
+        )
+        return future
+
+    def _take(self, kind: int, payload: bytes) -> bool:
+        if kind == METHOD:
+            method = payload[:4]
+            if method in (BASIC_ACK, BASIC_NACK):
+                self._confirm(*parse_confirm(payload), arrived=method == BASIC_ACK)
+                return True
+            if method == RETURN:
+                self._returned = parse_return(payload)
+                return True
+            return False
+        if self._returned is None:
+            return False
+        if kind == HEADER:
+            self._missing, raw = content_header(payload)
+            self._give_back(raw, *self._returned)
+        elif kind == BODY:
+            self._missing -= len(payload)
+        if not self._missing:
+            self._returned = None
+        return True
+
+    def _confirm(self, tag: int, multiple: bool, *, arrived: bool) -> None:
+        for message_id, future in self._up_to(tag) if multiple else self._only(tag):
+            if self._by_id.get(message_id) is future:
+                del self._by_id[message_id]
+            if future.done():
+                continue  # it was returned, or its caller waits no more
+            if arrived:
+                future.set_result(None)
+            else:
+                future.set_exception(Nacked())
+
+    def _give_back(self, raw: bytes, code: int, text: str) -> None:
+        """A confirm follows, which then finds the future done."""
+        try:
+            message_id = Properties.parse(raw).message_id or ""
+        except WireError:
+            return
+        future = self._by_id.get(message_id)
+        if future is not None and not future.done():
+            future.set_exception(Returned(code, text))
+
+    def _only(self, tag: int) -> Iterator[tuple[str, "asyncio.Future[None]"]]:
+        found = self._waiting.pop(tag, None)
+        if found is not None:
+            yield found
+
+    def _up_to(self, tag: int) -> Iterator[tuple[str, "asyncio.Future[None]"]]:
+        while self._waiting and (first := next(iter(self._waiting))) <= tag:
+            yield self._waiting.pop(first)
+
+    def _closed(self, closing: "asyncio.Future[object]") -> None:
+        self._frames.let_go(self._number, self._take)
+        error = None if closing.cancelled() else closing.exception()
+        waiting, self._waiting, self._by_id = self._waiting, {}, {}
+        cause = error or lower.ChannelInvalidStateError("the channel was closed")
+        for _, future in waiting.values():
+            if not future.done():
+                future.set_exception(Lost(cause, alone=len(waiting) == 1))
+
+    async def close(self) -> None:
+        """Close the channel; what has no confirm by then is not known to have arrived."""
+        await close_channel(self._channel)

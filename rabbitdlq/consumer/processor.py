@@ -1,0 +1,180 @@
+"""What happens to one delivery: open it, run the attempt, decide the outcome, settle, log one line."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import structlog
+
+from rabbitdlq.broker import Delivery
+from rabbitdlq.consumer.attempt import Attempt, Handler
+from rabbitdlq.consumer.outcome import Outcome, Park, Released, Retry, Succeeded, decide, undecodable
+from rabbitdlq.consumer.settle import Settlement, Settler
+from rabbitdlq.deaths import arrival
+from rabbitdlq.journal import HistoryIndex
+from rabbitdlq.message import Message, Undecodable, decode_payload, message_of
+from rabbitdlq.topology import Topology
+from rabbitdlq.wire import WireError
+
+__all__ = ["ConsumerSummary", "Processor"]
+
+log = structlog.stdlib.get_logger(__name__)
+
+#: what counts say when the journal does not know: far above any honest ladder
+COUNTED_LAPS_LIMIT = 10
+
+
+@dataclass(slots=True)
+class ConsumerSummary:
+    """How many deliveries ended how."""
+
+    succeeded: int = 0
+    retried: int = 0
+    parked: int = 0
+    released: int = 0
+    #: could not be parked: the broker retries them, or parks them bare
+    left_to_broker: int = 0
+    #: settled after the line was lost: the broker delivers them again
+    too_late: int = 0
+
+
+class Processor:
+    """Brings deliveries to their end, one at a time for each worker that calls :meth:`process`."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        handler: Handler,
+        settler: Settler,
+        index: HistoryIndex,
+        *,
+        stopping: Callable[[], bool],
+        remember_retries: bool,
+    ) -> None:
+        """``remember_retries``: keep :attr:`retries_out`, which grows where other consumers take them."""
+        self._topology = topology
+        self._return_exchange = topology.return_exchange
+        self._remember_retries = remember_retries
+        self._attempt = Attempt(handler)
+        self._settler = settler
+        self._index = index
+        self._stopping = stopping
+        self._in_handler: set[asyncio.Task[Any]] = set()
+        self.summary = ConsumerSummary()
+        #: messages that this process sent onto the ladder and has not seen again
+        self.retries_out: set[str] = set()
+
+    async def process(self, delivery: Delivery) -> None:
+        """Bring one delivery to its end. Never raises but for a cancellation of the worker."""
+        if delivery.gone:
+            return
+        try:
+            if self._stopping():
+                self.release(delivery)
+                return
+            message, unreadable = self._open(delivery)
+            self.retries_out.discard(message.id)
+            # in the worker's own context, where the next message takes their place
+            structlog.contextvars.bind_contextvars(message_id=message.id, queue=message.queue, attempt=message.attempt)
+            outcome = await self._run(message) if unreadable is None else undecodable(unreadable)
+            settlement = await self._settler.settle(delivery, message, outcome)
+            self._count(message, outcome, settlement)
+            self._log(message, outcome, settlement)
+        except Exception:
+            # a fault of ours must neither end the worker nor lose the message: the ladder brings it again
+            log.exception("delivery_unsettled", queue=self._topology.name, delivery_tag=delivery.tag)
+            delivery.nack(requeue=False)
+
+    def release(self, delivery: Delivery) -> None:
+        """Give back a delivery that nobody has begun."""
+        if delivery.nack(requeue=True):
+            self.summary.released += 1
+
+    def interrupt(self) -> int:
+        """Cancel the handlers that run, and nothing that is being settled; gives their number."""
+        for task in self._in_handler:
+            task.cancel()
+        return len(self._in_handler)
+
+    async def _run(self, message: Message) -> Outcome:
+        task = asyncio.current_task()
+        assert task is not None
+        self._in_handler.add(task)
+        try:
+            result = await self._attempt.run(message)
+        finally:
+            self._in_handler.discard(task)
+            while task.cancelling():  # the interruption was the handler's; settling goes on
+                task.uncancel()
+        return decide(self._topology, message, result)
+
+    def _open(self, delivery: Delivery) -> tuple[Message, Undecodable | None]:
+        try:
+            properties = delivery.properties()
+        except WireError as error:
+            raise WireError(f"delivery {delivery.tag} of {self._topology.name!r}: {error}") from error
+        # foreign deaths are not even looked at: only the return exchange speaks of this lap
+        x_death = properties.table.get("x-death") if delivery.exchange == self._return_exchange else None
+        way = arrival(self._topology, delivery.exchange, delivery.routing_key, x_death)
+        payload, unreadable = None, None
+        try:
+            payload = decode_payload(delivery.body, properties)
+        except Undecodable as error:
+            unreadable = error
+        message = message_of(self._topology, delivery.body, properties, way, way.failures, payload)
+        if way.counted > way.failures:
+            failures = self._failures_of_odd_arrival(message, way.failures, way.counted)
+            message = replace(message, attempt=failures + 1)
+        return message, unreadable
+
+    def _failures_of_odd_arrival(self, message: Message, failures: int, counted: int) -> int:
+        """More waits than rungs: a rung is missing and the message went round, or (below 4.0) the header is stale.
+
+        The journal tells them apart: it knows how far this lap has come.
+        """
+        told = self._index.last_attempt(message.id, message.lap)
+        known = max(failures, told)
+        if counted > COUNTED_LAPS_LIMIT * self._topology.max_attempts:
+            known = max(known, self._topology.max_attempts)
+        log.warning(
+            "x_death_counts_more",
+            message_id=message.id,
+            queue=message.queue,
+            attempt=known + 1,
+            by_rung=failures,
+            by_counts=counted,
+            by_journal=told,
+        )
+        return known
+
+    def _count(self, message: Message, outcome: Outcome, settlement: Settlement) -> None:
+        if settlement == "too_late":
+            self.summary.too_late += 1
+            return
+        if settlement == "left_to_broker":
+            self.summary.left_to_broker += 1
+            return
+        match outcome:
+            case Succeeded():
+                self.summary.succeeded += 1
+            case Retry():
+                self.summary.retried += 1
+                if self._remember_retries:
+                    self.retries_out.add(message.id)
+            case Park():
+                self.summary.parked += 1
+            case Released():
+                self.summary.released += 1
+
+    def _log(self, message: Message, outcome: Outcome, settlement: Settlement) -> None:
+        """The one line of a delivery that ended; failures have said so already, with their error."""
+        log.debug(
+            "delivery_lost" if settlement == "too_late" else "delivery_settled",
+            message_id=message.id,
+            queue=message.queue,
+            attempt=message.attempt,
+            max_attempts=message.max_attempts,
+            outcome="left_to_broker" if settlement == "left_to_broker" else outcome.name,
+            duration_ms=round(outcome.duration_ms, 3),
+        )

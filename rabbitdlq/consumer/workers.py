@@ -1,0 +1,102 @@
+"""The tasks that run handlers: as many as there is concurrency, and none more for a message."""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from time import perf_counter
+
+from rabbitdlq.broker import Delivery
+
+__all__ = ["Workers"]
+
+#: seconds after which a worker whose handlers never wait lets the event loop have its turn
+TURN = 0.002
+
+
+class Workers:
+    """Long-lived tasks that take waiting deliveries one after the other.
+
+    A delivery wakes one sleeping worker. That one wakes the next only if more is waiting, which finds nothing left
+    unless the first had to wait inside its handler: handlers that never wait cost no switch of tasks.
+    """
+
+    def __init__(self, concurrency: int, work: Callable[[Delivery], Awaitable[None]]) -> None:
+        self._work = work
+        self._concurrency = concurrency
+        self._waiting: deque[Delivery] = deque()
+        self._sleeping: list[asyncio.Future[None]] = []
+        self._waking = False
+        self._busy = 0
+        self._ended = False
+        self._tasks: list[asyncio.Task[None]] = []
+        #: set while nothing waits and nobody works
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+    def start(self) -> None:
+        """Make the tasks."""
+        self._tasks = [asyncio.create_task(self._run()) for _ in range(self._concurrency)]
+
+    def put(self, delivery: Delivery) -> None:
+        """Let one of them take it."""
+        self._waiting.append(delivery)
+        self.idle.clear()
+        if self._sleeping and not self._waking:
+            self._wake()
+
+    def take_back(self) -> list[Delivery]:
+        """Those that nobody has begun."""
+        waiting = list(self._waiting)
+        self._waiting.clear()
+        self._note_idle()
+        return waiting
+
+    async def end(self, within: float) -> int:
+        """Cancel them all; gives how many had not ended in that many seconds and are left to themselves."""
+        self._ended = True
+        for task in self._tasks:
+            task.cancel()
+        if not self._tasks:
+            return 0
+        _, deaf = await asyncio.wait(self._tasks, timeout=within)
+        return len(deaf)
+
+    def _wake(self) -> None:
+        self._waking = True
+        self._sleeping.pop().set_result(None)
+
+    def _note_idle(self) -> None:
+        if not self._busy and not self._waiting:
+            self.idle.set()
+
+    async def _run(self) -> None:
+        waiting = self._waiting
+        turn_ends = perf_counter() + TURN
+        while not self._ended:  # a handler may swallow the cancellation that ends its worker
+            if not waiting:
+                await self._sleep()
+                turn_ends = perf_counter() + TURN
+                continue
+            delivery = waiting.popleft()
+            if waiting and self._sleeping and not self._waking:
+                self._wake()
+            self._busy += 1
+            try:
+                await self._work(delivery)
+            finally:
+                self._busy -= 1
+                self._note_idle()
+            if perf_counter() > turn_ends:
+                await asyncio.sleep(0)
+                turn_ends = perf_counter() + TURN
+
+    async def _sleep(self) -> None:
+        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._sleeping.append(woken)
+        try:
+            await woken
+        finally:
+            if woken.cancelled():
+                self._sleeping.remove(woken)
+            else:
+                self._waking = False
