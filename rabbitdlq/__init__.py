@@ -1,7 +1,7 @@
 """Retries with growing delays, a dead-letter queue with the whole story, and safe replay for RabbitMQ."""
 
 from rabbitdlq.broker import Connection, apply_topology, check_topology
-from rabbitdlq.consumer import Consumer, ConsumerSummary
+from rabbitdlq.consumer import Consumer, ConsumerSummary, Supervisor, SupervisorLink, SupervisorReport
 from rabbitdlq.dead_letter import AttemptRecord, DeadLetter
 from rabbitdlq.dead_letters import DLQManager, QueueSummary, ReplayReport
 from rabbitdlq.durations import exponential
@@ -55,6 +55,9 @@ __all__ = [
     "QueueSummary",
     "RabbitDLQError",
     "ReplayReport",
+    "Supervisor",
+    "SupervisorLink",
+    "SupervisorReport",
     "Topology",
     "TopologyMismatch",
     "Unroutable",

@@ -10,19 +10,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 from rabbitdlq import names
-from rabbitdlq.deaths import Death, parse_deaths
+from rabbitdlq.deaths import Death, deaths_of
 from rabbitdlq.failure import Failure
 from rabbitdlq.message import Undecodable, created_at, decode_payload, derived_id, lap_of, told_lap
 from rabbitdlq.texts import printable
-from rabbitdlq.wire import Headers, Properties
+from rabbitdlq.wire import Headers, Properties, decoded
 
 __all__ = ["AttemptRecord", "DeadLetter", "harmless", "iso", "jsonable", "read_original", "read_time"]
 
 #: a thousand years: no handler ran longer
 _LONGEST_MS = 3.2e13
+#: bytes of a header beyond which its decoded value is not kept
+_WORTH_KEEPING = 4_000
 #: direct reply-to is bound to the channel of the requester: the broker refuses it on a republish
 DIRECT_REPLY_TO = "amq.rabbitmq.reply-to"
 
@@ -167,7 +170,7 @@ class DeadLetter:
     def parse(cls, work_queue: str, body: bytes, wire: Properties) -> "DeadLetter":
         """A dead letter from the queue; foreign and broken headers read as absent, never as an error."""
         headers = wire.table
-        deaths = parse_deaths(headers.get("x-death"))
+        deaths = deaths_of(headers)
         origin = _origin(work_queue, deaths)
         told_queue = headers.text(names.QUEUE)
         # parking takes x-death away: with both, others moved the letter back to work and there the broker parked it
@@ -204,9 +207,9 @@ class DeadLetter:
 
 
 def harmless(properties: Properties) -> tuple[Properties, dict[str, Any]]:
-    """The properties without what must not be published again, and what that was."""
+    """The properties without what must not be published again, and what that was, as JSON has it."""
     table = properties.table
-    moved = {name: table[name] for name in table if _harms(name)}
+    moved = {name: _json_value(table.raw(name) or b"") for name in table if _harms(name)}
     for name in ("expiration", "user_id"):
         value = getattr(properties, name)
         if value is not None:
@@ -215,6 +218,16 @@ def harmless(properties: Properties) -> tuple[Properties, dict[str, Any]]:
     if reply_to and reply_to.startswith(DIRECT_REPLY_TO):
         moved["reply_to"], reply_to = printable(reply_to), None
     return properties.but(headers=table.without(_harms), expiration=None, user_id=None, reply_to=reply_to), moved
+
+
+def _json_value(raw: bytes) -> Any:
+    return _known_json_value(raw) if len(raw) < _WORTH_KEEPING else jsonable(decoded(raw))
+
+
+@lru_cache(maxsize=1_000)
+def _known_json_value(raw: bytes) -> Any:
+    """Messages that failed in one second have the same ``x-death``, byte for byte."""
+    return jsonable(decoded(raw))
 
 
 def _harms(name: str) -> bool:
@@ -230,15 +243,17 @@ def jsonable(value: Any, levels: int = 200) -> Any:  # noqa: PLR0911 - one retur
     """
     if levels < 0:
         raise RecursionError("nested too deeply")
+    if value is None or type(value) in (int, bool):
+        return value
     match value:
+        case str():
+            return printable(value)
         case datetime():
             return value.isoformat()
         case Decimal():
             return str(value)
         case bytes() | bytearray():
             return {"base64": base64.b64encode(value).decode()}
-        case str():
-            return printable(value)
         case float() if not math.isfinite(value):
             return str(value)
         case Mapping():

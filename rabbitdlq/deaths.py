@@ -5,15 +5,20 @@ The array has one entry per (queue, reason), the latest death first, each with a
 deaths", never an exception; and what a header says counts only on a delivery that came through the return exchange.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 from rabbitdlq.texts import printable, shorten
 from rabbitdlq.topology import Topology
+from rabbitdlq.wire import Headers, decoded
 
-__all__ = ["Arrival", "Death", "arrival", "parse_deaths"]
+__all__ = ["Arrival", "Death", "arrival", "deaths_of", "parse_deaths"]
+
+#: bytes of ``x-death`` beyond which what it says is not kept
+_WORTH_KEEPING = 4_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,20 @@ def parse_deaths(value: Any) -> tuple[Death, ...]:
     return tuple(death for entry in value if isinstance(entry, Mapping) for death in [_parse_death(entry)] if death)
 
 
+def deaths_of(headers: Headers) -> tuple[Death, ...]:
+    """What the message's ``x-death`` tells."""
+    raw = headers.raw("x-death")
+    if raw is None:
+        return ()
+    return _parse_raw(raw) if len(raw) < _WORTH_KEEPING else parse_deaths(decoded(raw))
+
+
+@lru_cache(maxsize=1_000)
+def _parse_raw(raw: bytes) -> tuple[Death, ...]:
+    """Messages that failed in one second have the same ``x-death``, byte for byte."""
+    return parse_deaths(decoded(raw))
+
+
 def _parse_death(entry: Mapping[str, Any]) -> Death | None:
     queue, reason, count = _name(entry.get("queue")), _name(entry.get("reason")), entry.get("count", 1)
     if not queue or not reason:
@@ -67,19 +86,20 @@ def _parse_death(entry: Mapping[str, Any]) -> Death | None:
 
 def _name(value: Any) -> str:
     """A name or a key exactly as a delivery shows it: what is derived from it must not change between attempts."""
+    if type(value) is str and value.isascii() and len(value) < 256:
+        return value
     text = value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
     return shorten(printable(text), 255, "") if isinstance(text, str) else ""
 
 
-def arrival(topology: Topology, exchange: str, routing_key: str, x_death: Any) -> Arrival:
-    """What a delivery with this exchange, key and ``x-death`` says.
+def arrival(topology: Topology, exchange: str, routing_key: str, deaths: Sequence[Death]) -> Arrival:
+    """What a delivery with this exchange, this key and these deaths says.
 
     Only the return exchange speaks of this lap: whatever came another way (publisher, replay, shovel, the management
     UI's "Move messages") starts one, whatever header it carries.
     """
     if exchange != topology.return_exchange:
         return Arrival(0, 0, exchange, _name(routing_key))
-    deaths = parse_deaths(x_death)
     rungs = [
         (rung.number, death.count)
         for death in deaths

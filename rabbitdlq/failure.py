@@ -108,7 +108,7 @@ def _formatted(error: BaseException) -> str:
         if isinstance(each, BaseExceptionGroup | SyntaxError):
             return "".join(traceback.format_exception(error))  # these have more to show
         seen.add(id(each))
-        own = "".join(traceback.format_exception_only(each))
+        own = _last_line(each)
         if each.__traceback__ is not None:
             own = _frames(tuple((frame.f_code, line) for frame, line in traceback.walk_tb(each.__traceback__))) + own
         parts.append(own)
@@ -122,6 +122,21 @@ def _formatted(error: BaseException) -> str:
     return "".join(reversed(parts))
 
 
+def _last_line(error: BaseException) -> str:
+    """As :func:`traceback.format_exception_only`, which builds a whole traceback for it."""
+    try:
+        text = str(error)
+    except Exception:
+        text = None
+    if text is None or getattr(error, "__notes__", None):
+        return "".join(traceback.format_exception_only(error))
+    kind = type(error)
+    name = kind.__qualname__
+    if kind.__module__ not in {"builtins", "__main__"}:
+        name = f"{kind.__module__}.{name}"
+    return f"{name}: {text}\n" if text else f"{name}\n"
+
+
 @lru_cache(maxsize=500)
 def _frames(place: tuple[tuple[CodeType, int], ...]) -> str:
     """The frames of a traceback, the last line of each without marks: they would differ from one error to the next."""
@@ -129,6 +144,7 @@ def _frames(place: tuple[tuple[CodeType, int], ...]) -> str:
     return "".join(["Traceback (most recent call last):\n", *traceback.StackSummary.from_list(summaries).format()])
 
 
+@lru_cache(maxsize=1_000)
 def fingerprint(kind: str, message: str, where: str = "") -> str:
     """Sixteen hex digits, the same for the same bug: blind to ids, numbers, dates, addresses, paths, quoted values.
 

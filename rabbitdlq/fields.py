@@ -213,7 +213,7 @@ def encode_table(named: Iterable[tuple[str, bytes]]) -> bytes:
 
 def encode_short(text: str, what: str) -> bytes:
     """A short string; raises :class:`WireError`, naming ``what``, for more than 255 bytes."""
-    data = _utf8(text)
+    data = text.encode() if text.isascii() else _utf8(text)
     if len(data) > 255:
         raise WireError(f"{what} is longer than 255 bytes: {printable(text)[:40]}…")
     return bytes([len(data)]) + data

@@ -49,7 +49,6 @@ class Message:
     #: JSON decoded for JSON content types and for none, text for ``text/*``, else the bytes
     payload: Any
     body: bytes
-    headers: Mapping[str, Any]
     #: 1 for the first run of this lap
     attempt: int
     max_attempts: int
@@ -60,10 +59,22 @@ class Message:
     #: exchange and routing key as the publisher set them, also after retries and replays
     exchange: str
     routing_key: str
-    content_type: str | None
-    #: the publisher's timestamp; None where it set none
-    created_at: datetime | None
     properties: Properties
+
+    @property
+    def headers(self) -> Mapping[str, Any]:
+        """The message's headers, decoded when they are looked at."""
+        return self.properties.table
+
+    @property
+    def content_type(self) -> str | None:
+        """As the publisher set it."""
+        return self.properties.content_type
+
+    @property
+    def created_at(self) -> datetime | None:
+        """The publisher's timestamp; None where it set none."""
+        return created_at(self.properties)
 
 
 def decode_payload(body: bytes, properties: Properties) -> Any:
@@ -177,14 +188,11 @@ def message_of(
         id=printable(message_id),
         payload=payload,
         body=body,
-        headers=headers,
         attempt=failures + 1,
         max_attempts=topology.max_attempts,
         lap=lap_of(headers),
         queue=topology.name,
         exchange=exchange,
         routing_key=routing_key,
-        content_type=properties.content_type,
-        created_at=created_at(properties),
         properties=properties,
     )

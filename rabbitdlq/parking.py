@@ -14,8 +14,8 @@ from typing import Any
 from pydantic_core import to_json
 
 from rabbitdlq import names
-from rabbitdlq.dead_letter import AttemptRecord, DeadLetter, harmless, iso, jsonable, read_original, read_time
-from rabbitdlq.deaths import parse_deaths
+from rabbitdlq.dead_letter import AttemptRecord, DeadLetter, harmless, iso, read_original, read_time
+from rabbitdlq.deaths import deaths_of
 from rabbitdlq.failure import Failure
 from rabbitdlq.message import Message, derived_id
 from rabbitdlq.texts import printable, shorten
@@ -57,7 +57,7 @@ def new_park_id(message: Message) -> str:
     if not message.properties.message_id or message.properties.table.get(names.ID_DERIVED) is True:
         return uuid.uuid4().hex[:24]
     digest = hashlib.sha256()
-    deaths = parse_deaths(message.properties.table.get("x-death"))
+    deaths = deaths_of(message.properties.table)
     for part in (
         message.queue,
         message.id,
@@ -155,7 +155,7 @@ def _history_json(history: Sequence[AttemptRecord], limit: int) -> str:
 
 def _original_json(original: Mapping[str, Any], limit: int) -> str:
     """What was moved, as JSON; what does not fit is left out, the largest first."""
-    values = {printable(name): jsonable(value) for name, value in original.items()}
+    values = {printable(name): value for name, value in original.items()}
     if not values:
         return ""
     encoded = to_json(values)

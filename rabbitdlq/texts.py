@@ -5,6 +5,8 @@ __all__ = ["printable", "shorten"]
 
 def printable(text: str) -> str:
     r"""The text with bytes that were not UTF-8 written as ``\xff``, safe for logs, JSON and terminals."""
+    if text.isascii():
+        return text
     try:
         return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     except UnicodeEncodeError:  # half a surrogate pair, as JSON can write one: not a byte of anybody's
@@ -19,6 +21,8 @@ def shorten(text: str, limit: int, mark: str = " …[cut]") -> str:
     >>> shorten("ä" * 100, 20)
     'äääää …[cut]'
     """
+    if len(text) <= limit and text.isascii():
+        return text
     data = text.encode("utf-8", "backslashreplace")
     if len(data) <= limit:
         return data.decode("utf-8")

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cached_property
 from typing import Any, Literal
 
 from rabbitdlq.durations import format_duration, milliseconds
@@ -216,7 +217,7 @@ class Topology:
         """How long all delays of one lap take together."""
         return sum(self.delays, timedelta())
 
-    @property
+    @cached_property
     def rungs(self) -> tuple[Rung, ...]:
         """The ladder, first rung first."""
         return tuple(
@@ -281,10 +282,11 @@ class Topology:
 
     def rung_of(self, queue: str) -> Rung | None:
         """The rung whose queue this is, by its number: also a rung of an earlier ladder that still drains."""
+        for rung in self.rungs:
+            if rung.queue == queue:
+                return rung
         match = re.match(rf"{re.escape(self.name)}\.retry\.([0-9]{{1,2}})\.", queue)
-        if match is None:
-            return None
-        return next((rung for rung in self.rungs if rung.queue == queue), Rung(int(match[1]), timedelta(), queue))
+        return Rung(int(match[1]), timedelta(), queue) if match else None
 
     # --- what a broker has to hold
 

@@ -14,12 +14,20 @@ from typing import Any
 
 from rabbitdlq.fields import WireError, decode_value, encode_short, encode_table, encode_value, entries, sized
 
-__all__ = ["Headers", "Properties", "WireError"]
+__all__ = ["Headers", "Properties", "WireError", "decoded"]
 
 _LONG = struct.Struct(">I")
 _LONGLONG = struct.Struct(">Q")
 _OCTET = struct.Struct(">B")
 _FLAGS = struct.Struct(">H")
+
+
+def decoded(raw: bytes) -> Any:
+    """The value of these bytes; None for broken ones, because looking must not fail on foreign headers."""
+    try:
+        return decode_value(raw, 0)[0]
+    except (ValueError, struct.error, IndexError, RecursionError):
+        return None
 
 
 class Headers(Mapping[str, Any]):
@@ -55,14 +63,17 @@ class Headers(Mapping[str, Any]):
         """The decoded value; a broken one reads as None, because looking must not fail on foreign headers."""
         if name in self._decoded:
             return self._decoded[name]
-        raw = self._by_name[name]
-        try:
-            value = decode_value(raw, 0)[0]
-            if isinstance(value, list | dict):
-                self._decoded[name] = value
-            return value
-        except (ValueError, struct.error, IndexError, RecursionError):
-            return None
+        value = decoded(self._by_name[name])
+        if isinstance(value, list | dict):
+            self._decoded[name] = value
+        return value
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The decoded value, or the default; most names that are asked for are not there, and that has to be cheap."""
+        return self[name] if name in self._by_name else default
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._by_name
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._by_name)
@@ -81,6 +92,10 @@ class Headers(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         return f"Headers({dict(self)!r})"
+
+    def raw(self, name: str) -> bytes | None:
+        """The value's bytes, type octet first; None where there is none."""
+        return self._by_name.get(name)
 
     def text(self, name: str) -> str | None:
         """The value if it is a string, else None."""

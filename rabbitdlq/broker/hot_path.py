@@ -36,6 +36,11 @@ log = structlog.stdlib.get_logger(__name__)
 
 #: seconds for which an ack may wait for others to be told with it; a crash in between means that the handler runs again
 ACK_DELAY = 0.002
+#: a quorum queue's channel keeps settlements to itself while more than this many are under way to the queue, and drops
+#: them when it is closed: of 2,000 acks told one by one, up to 1,967 were never heard of (3.10, 4.0 and 4.3)
+KEPT_FROM = 16
+#: seconds in which they go out after the last one has arrived at the channel; with it none was lost
+GOING_OUT = 0.25
 
 
 class Delivery:
@@ -55,6 +60,10 @@ class Delivery:
     def properties(self) -> Properties:
         """The message's properties, byte for byte; raises :class:`WireError` where they are broken."""
         return Properties.parse(self._raw)
+
+    def mentions(self, word: bytes) -> bool:
+        """Whether these bytes stand somewhere in the properties, which need not be read to know."""
+        return word in self._raw
 
     @property
     def gone(self) -> bool:
@@ -96,6 +105,9 @@ class ConsumingChannel:
         self._closing = False
         self._settlements = Settlements()
         self._flushing: asyncio.Handle | None = None
+        #: answers written lately, and when the last was
+        self._written = 0
+        self._written_at = 0.0
         #: handed out and not settled
         self._open = 0
         self._told: Deliver | None = None
@@ -202,6 +214,9 @@ class ConsumingChannel:
             return
         frames = [settle_frame(self._number, how, tag, multiple) for how, tag, multiple in self._settlements.frames()]
         self._frames.write(self._number, b"".join(frames))
+        now = self._loop.time()
+        self._written = len(frames) + (self._written if now - self._written_at < GOING_OUT * 4 else 0)
+        self._written_at = now
 
     async def arrived(self) -> None:
         """Return when the broker has seen every settlement so far; raises :class:`BrokerError` where it may not have.
@@ -225,9 +240,15 @@ class ConsumingChannel:
                 await self._channel.basic_cancel(tag)
 
     async def close(self) -> None:
-        """Tell what is settled, then close the channel; what is not settled goes back to its queue."""
+        """Tell what is settled, see to it that the queue hears of it, then close; the rest goes back to the queue."""
         if not self.is_closed:
+            self._closing = True
             self.flush()
+            if self._written > KEPT_FROM and self._loop.time() - self._written_at < GOING_OUT * 4:
+                with contextlib.suppress(BrokerError):  # a line that is lost has its own story
+                    await self.arrived()
+                    await asyncio.sleep(GOING_OUT)
+                    await self.arrived()
         self._closing = True
         await close_channel(self._channel)
 

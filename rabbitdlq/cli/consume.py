@@ -6,18 +6,23 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import Annotated
+from typing import Annotated, Protocol, TypeVar
 
 import typer
 
-from rabbitdlq.cli.options import options_of, run, say
+from rabbitdlq.cli.options import Options, options_of, run, say
 from rabbitdlq.consumer import Consumer, ConsumerSummary, Handler
+from rabbitdlq.consumer.supervised import SupervisorLink
+from rabbitdlq.consumer.supervisor import Supervisor
 from rabbitdlq.durations import parse_duration
 from rabbitdlq.errors import ConfigurationError
 from rabbitdlq.logs import configure_logs
 
 __all__ = ["consume", "load_handler"]
+
+T_co = TypeVar("T_co", covariant=True)
 
 
 def consume(
@@ -31,6 +36,9 @@ def consume(
         int | None, typer.Option(min=1, help="Unacknowledged messages; twice the concurrency unless given.")
     ] = None,
     drain: Annotated[bool, typer.Option("--drain", help="End when work queue and ladder are empty.")] = False,
+    processes: Annotated[
+        int, typer.Option(min=1, help="Processes, each with that concurrency; one that dies is restarted.")
+    ] = 1,
     grace: Annotated[str, typer.Option(help="How long handlers may go on after SIGTERM or Ctrl-C.")] = "30s",
     log_format: Annotated[
         str, typer.Option(envvar="RABBITDLQ_LOG_FORMAT", help="console, json, or auto: console on a terminal.")
@@ -40,21 +48,51 @@ def consume(
     """Consume a work queue: failures are retried on the ladder, and parked when the attempts are used up.
 
     SIGTERM or Ctrl-C: no more messages are taken, handlers get the grace time, the rest goes back untouched, and the
-    exit code is 0. A second signal ends the grace time.
+    exit code is 0. A second signal ends the grace time. With --processes all of this goes for all of them, and a
+    third signal kills those that do not listen.
     """
     configure_logs(log_format, log_level)
     options = options_of(context)
-    consumer = Consumer(
-        options.topology(queue),
-        load_handler(handler),
-        url=options.url,
-        concurrency=concurrency,
-        prefetch=prefetch,
+    topology, grace_time = options.topology(queue), _duration("--grace", grace)
+    if processes > 1:
+        words = ["consume", queue, "--handler", handler, "--concurrency", str(concurrency), "--grace", grace]
+        words += ["--log-format", log_format, "--log-level", log_level]
+        words += [] if prefetch is None else ["--prefetch", str(prefetch)]
+        words += ["--drain"] if drain else []
+        _supervise(options, words, processes, drain)
+        return
+    with SupervisorLink() as link:
+        consumer = Consumer(
+            topology,
+            load_handler(handler),
+            url=options.url,
+            concurrency=concurrency,
+            prefetch=prefetch,
+            drain=drain,
+            grace=grace_time,
+        )
+        if link.supervised:
+            run(link.run(consumer))  # the supervisor tells the numbers of all
+        else:
+            say(_told(run(_until_signal(consumer))))
+
+
+def _supervise(options: Options, words: Sequence[str], processes: int, drain: bool) -> None:
+    """Run the command with these words in several processes; exits with 1 if one did not end well."""
+    # as we were started: the installed program does not look for modules of its own in the current directory
+    python = [sys.executable] if os.getcwd() in sys.path else [sys.executable, "-P"]
+    supervisor = Supervisor(
+        [*python, "-m", "rabbitdlq", "--topology", str(options.topology_file), *words],
+        processes,
         drain=drain,
-        grace=_duration("--grace", grace),
+        # not among the words: a command is there for everybody to read, and the URL has a password in it
+        environment={**os.environ, "RABBITDLQ_URL": options.url},
     )
-    summary = run(_until_signal(consumer))
-    say(_told(summary))
+    report = run(_until_signal(supervisor))
+    restarts = f", {report.restarts:,} restart{'s' if report.restarts > 1 else ''}" if report.restarts else ""
+    say(_told(report.summary) + restarts)
+    if report.failed:
+        raise typer.Exit(1)
 
 
 def _told(summary: ConsumerSummary) -> str:
@@ -66,11 +104,19 @@ def _told(summary: ConsumerSummary) -> str:
     return ", ".join(words)
 
 
-async def _until_signal(consumer: Consumer) -> ConsumerSummary:
+class _Stoppable(Protocol[T_co]):
+    """A consumer or a supervisor."""
+
+    def stop(self) -> None: ...
+
+    async def run(self) -> T_co: ...
+
+
+async def _until_signal(running: _Stoppable[T_co]) -> T_co:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, consumer.stop)
-    return await consumer.run()
+        loop.add_signal_handler(number, running.stop)
+    return await running.run()
 
 
 def _duration(option: str, text: str) -> timedelta:

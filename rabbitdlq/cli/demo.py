@@ -107,8 +107,10 @@ class Demo:
         """A consumer process; its JSON log lines are shown in short."""
         words = ("consume", QUEUE, "--handler", "rabbitdlq.demo.handler:handle", "--drain")
         self._prompt(words)
+        # successes are told at that level
+        environment = {**self._environment, **more, "RABBITDLQ_LOG_LEVEL": "debug"}
         with subprocess.Popen(  # noqa: S603 - our own program
-            _program(*words), env={**self._environment, **more}, stderr=subprocess.PIPE, text=True
+            _program(*words), env=environment, stderr=subprocess.PIPE, text=True
         ) as process:
             assert process.stderr is not None
             try:
@@ -214,7 +216,7 @@ def _short(line: str) -> str:
             return f"{start}  failed: {entry['error_type']}: {entry['error']}; parked, {entry['reason']}"
         case "delivery_settled" if entry["outcome"] == "succeeded":
             return f"{start}  succeeded"
-        case "delivery_settled" | "consumer_started":
+        case _ if entry.get("level") == "debug" or entry.get("event") == "consumer_started":
             return ""
         case _:
             return line.rstrip()

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import importlib
 import json
 import signal
 import sys
@@ -89,8 +90,13 @@ def json_line(value: Any) -> None:
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run a command's coroutine."""
-    return asyncio.run(work)
+    """Run a command's coroutine; on uvloop where that is installed (``pip install rabbitdlq[fast]``)."""
+    try:
+        new_loop = importlib.import_module("uvloop").new_event_loop
+    except ImportError:
+        new_loop = None
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        return runner.run(work)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,9 @@
-"""Running handlers: delivery → attempt → outcome → settle."""
+"""Running handlers: delivery → attempt → outcome → settle; in this process, or in several."""
 
 from rabbitdlq.consumer.attempt import Handler
-from rabbitdlq.consumer.consumer import Consumer, ConsumerSummary
+from rabbitdlq.consumer.consumer import Consumer
+from rabbitdlq.consumer.processor import ConsumerSummary
+from rabbitdlq.consumer.supervised import SupervisorLink
+from rabbitdlq.consumer.supervisor import Supervisor, SupervisorReport
 
-__all__ = ["Consumer", "ConsumerSummary", "Handler"]
+__all__ = ["Consumer", "ConsumerSummary", "Handler", "Supervisor", "SupervisorLink", "SupervisorReport"]

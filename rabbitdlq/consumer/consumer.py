@@ -87,9 +87,7 @@ class Consumer:
         )
         self._stopping = asyncio.Event()
         self._hurry = asyncio.Event()
-        self._processor = Processor(
-            topology, handler, self._settler, self._index, stopping=self._stopping.is_set, remember_retries=drain
-        )
+        self._processor = Processor(topology, handler, self._settler, self._index, self._stopping.is_set)
         self._workers = Workers(concurrency, self._processor.process)
         self._begun = False
 
@@ -223,8 +221,7 @@ class Consumer:
 
     def _retries_out(self) -> bool:
         """Whether a message may still be on its way back, sent there by this process or by another."""
-        longest = max(self.topology.delays)
-        return bool(self._processor.retries_out) or self._index.has_since(datetime.now(UTC) - longest - LATE_BY)
+        return self._index.has_since(datetime.now(UTC) - max(self.topology.delays) - LATE_BY)
 
     async def _finish(self, session: Session) -> None:
         """No more deliveries; those not begun go back; handlers get the grace time; then they are interrupted.

@@ -11,11 +11,11 @@ from rabbitdlq.broker import Delivery
 from rabbitdlq.consumer.attempt import Attempt, Handler
 from rabbitdlq.consumer.outcome import Outcome, Park, Released, Retry, Succeeded, decide, undecodable
 from rabbitdlq.consumer.settle import Settlement, Settler
-from rabbitdlq.deaths import arrival
+from rabbitdlq.deaths import Arrival, Death, arrival, deaths_of
 from rabbitdlq.journal import HistoryIndex
 from rabbitdlq.message import Message, Undecodable, decode_payload, message_of
 from rabbitdlq.topology import Topology
-from rabbitdlq.wire import WireError
+from rabbitdlq.wire import Properties, WireError
 
 __all__ = ["ConsumerSummary", "Processor"]
 
@@ -23,6 +23,7 @@ log = structlog.stdlib.get_logger(__name__)
 
 #: what counts say when the journal does not know: far above any honest ladder
 COUNTED_LAPS_LIMIT = 10
+KEPT_WAYS = 1_000
 
 
 @dataclass(slots=True)
@@ -48,22 +49,19 @@ class Processor:
         handler: Handler,
         settler: Settler,
         index: HistoryIndex,
-        *,
         stopping: Callable[[], bool],
-        remember_retries: bool,
     ) -> None:
-        """``remember_retries``: keep :attr:`retries_out`, which grows where other consumers take them."""
         self._topology = topology
         self._return_exchange = topology.return_exchange
-        self._remember_retries = remember_retries
         self._attempt = Attempt(handler)
         self._settler = settler
         self._index = index
         self._stopping = stopping
+        # bound once: most of what a line that is not shown costs is finding out that it is not
+        self._log = log.bind(queue=topology.name)
+        self._ways: dict[tuple[str, str, tuple[Death, ...]], Arrival] = {}
         self._in_handler: set[asyncio.Task[Any]] = set()
         self.summary = ConsumerSummary()
-        #: messages that this process sent onto the ladder and has not seen again
-        self.retries_out: set[str] = set()
 
     async def process(self, delivery: Delivery) -> None:
         """Bring one delivery to its end. Never raises but for a cancellation of the worker."""
@@ -74,13 +72,12 @@ class Processor:
                 self.release(delivery)
                 return
             message, unreadable = self._open(delivery)
-            self.retries_out.discard(message.id)
             # in the worker's own context, where the next message takes their place
             structlog.contextvars.bind_contextvars(message_id=message.id, queue=message.queue, attempt=message.attempt)
             outcome = await self._run(message) if unreadable is None else undecodable(unreadable)
             settlement = await self._settler.settle(delivery, message, outcome)
-            self._count(message, outcome, settlement)
-            self._log(message, outcome, settlement)
+            self._count(outcome, settlement)
+            self._tell(message, outcome, settlement)
         except Exception:
             # a fault of ours must neither end the worker nor lose the message: the ladder brings it again
             log.exception("delivery_unsettled", queue=self._topology.name, delivery_tag=delivery.tag)
@@ -114,9 +111,7 @@ class Processor:
             properties = delivery.properties()
         except WireError as error:
             raise WireError(f"delivery {delivery.tag} of {self._topology.name!r}: {error}") from error
-        # foreign deaths are not even looked at: only the return exchange speaks of this lap
-        x_death = properties.table.get("x-death") if delivery.exchange == self._return_exchange else None
-        way = arrival(self._topology, delivery.exchange, delivery.routing_key, x_death)
+        way = self._way(delivery, properties)
         payload, unreadable = None, None
         try:
             payload = decode_payload(delivery.body, properties)
@@ -127,6 +122,18 @@ class Processor:
             failures = self._failures_of_odd_arrival(message, way.failures, way.counted)
             message = replace(message, attempt=failures + 1)
         return message, unreadable
+
+    def _way(self, delivery: Delivery, properties: Properties) -> Arrival:
+        """How it came; the same for many messages."""
+        # foreign deaths are not even looked at: only the return exchange speaks of this lap
+        deaths = deaths_of(properties.table) if delivery.exchange == self._return_exchange else ()
+        key = (delivery.exchange, delivery.routing_key, deaths)
+        way = self._ways.get(key)
+        if way is None:
+            if len(self._ways) >= KEPT_WAYS:
+                self._ways.clear()
+            way = self._ways[key] = arrival(self._topology, delivery.exchange, delivery.routing_key, deaths)
+        return way
 
     def _failures_of_odd_arrival(self, message: Message, failures: int, counted: int) -> int:
         """More waits than rungs: a rung is missing and the message went round, or (below 4.0) the header is stale.
@@ -148,7 +155,7 @@ class Processor:
         )
         return known
 
-    def _count(self, message: Message, outcome: Outcome, settlement: Settlement) -> None:
+    def _count(self, outcome: Outcome, settlement: Settlement) -> None:
         if settlement == "too_late":
             self.summary.too_late += 1
             return
@@ -160,19 +167,16 @@ class Processor:
                 self.summary.succeeded += 1
             case Retry():
                 self.summary.retried += 1
-                if self._remember_retries:
-                    self.retries_out.add(message.id)
             case Park():
                 self.summary.parked += 1
             case Released():
                 self.summary.released += 1
 
-    def _log(self, message: Message, outcome: Outcome, settlement: Settlement) -> None:
+    def _tell(self, message: Message, outcome: Outcome, settlement: Settlement) -> None:
         """The one line of a delivery that ended; failures have said so already, with their error."""
-        log.debug(
+        self._log.debug(
             "delivery_lost" if settlement == "too_late" else "delivery_settled",
             message_id=message.id,
-            queue=message.queue,
             attempt=message.attempt,
             max_attempts=message.max_attempts,
             outcome="left_to_broker" if settlement == "left_to_broker" else outcome.name,

@@ -42,7 +42,7 @@ class Session:
         self._name = name
         self._on_ready = on_ready
         self.version: Version = ()
-        self.reader = JournalReader(topology, writer, index.add)
+        self.reader = JournalReader(topology, writer, index.add, skip_own=True)
         self._connection: Connection | None = None
         self._channel: ConsumingChannel | None = None
         self._look: Channel | None = None

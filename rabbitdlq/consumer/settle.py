@@ -11,7 +11,7 @@ from rabbitdlq import journal
 from rabbitdlq.broker import Delivery, Outgoing, PublishLink
 from rabbitdlq.consumer.outcome import Outcome, Park, Released, Retry, Succeeded
 from rabbitdlq.dead_letter import AttemptRecord
-from rabbitdlq.deaths import parse_deaths
+from rabbitdlq.deaths import deaths_of
 from rabbitdlq.errors import BrokerError, BrokerUnavailable, PublishUnconfirmed
 from rabbitdlq.journal import HistoryIndex, JournalReader, JournalWriter
 from rabbitdlq.message import Message
@@ -117,7 +117,10 @@ class Settler:
             history_partial=partial,
             repeated=self._delivered_before(delivery, message),
         )
-        error = await self._publish(message, parking, event)
+        # told to the journal at the same time: it has the story too if the dead letter does not get there
+        told = self._writer.begin(event)
+        error = await self._publish_park(message, parking)
+        await told
         if error is not None:
             return await self._leave_to_broker(delivery, message, error)
         settled = delivery.ack()
@@ -140,11 +143,6 @@ class Settler:
         )
         return _done(settled)
 
-    async def _publish(self, message: Message, parking: Parking, event: journal.JournalEvent) -> BrokerError | None:
-        """Park and tell the journal at the same time: it has the story too if the dead letter does not get there."""
-        error, _ = await asyncio.gather(self._publish_park(message, parking), self._writer.append(event))
-        return error
-
     async def _publish_park(self, message: Message, parking: Parking) -> BrokerError | None:
         """Publish it, and once more if the line was lost meanwhile, all within the deadline; gives the error if any.
 
@@ -154,15 +152,16 @@ class Settler:
         deadline = clock() + self._park_timeout.total_seconds()
         error: BrokerError | None = None
         for _ in range(2):
-            parking = replace(parking, repeated=parking.repeated or isinstance(error, PublishUnconfirmed))
+            if isinstance(error, PublishUnconfirmed):
+                parking = replace(parking, repeated=True)
             left = timedelta(seconds=deadline - clock())
             if error is not None and left <= timedelta():
                 break
             try:
-                frame_max = (await self._link.publisher(left)).connection.frame_max
-                properties = park_properties(message, parking, frame_max)
+                publisher = await self._link.publisher(left)
+                properties = park_properties(message, parking, publisher.connection.frame_max)
                 outgoing = Outgoing(self._topology.dlx, shorten(message.routing_key, 255), message.body, properties)
-                await self._link.publish(outgoing, timeout=left)
+                await publisher.publish(outgoing, timeout=left)
             except (BrokerUnavailable, PublishUnconfirmed) as lost:
                 error = lost
             except BrokerError as refused:
@@ -200,7 +199,7 @@ class Settler:
         if len(history) >= failures:
             return history, self._index.mixed(message.id, message.lap, failures)
         if self.reader is not None:
-            deaths = parse_deaths(message.properties.table.get("x-death"))
+            deaths = deaths_of(message.properties.table)
             since = min((death.time for death in deaths if death.time), default=None)
             try:
                 # an attempt is written before its nack: what the journal does not have by now, it never will

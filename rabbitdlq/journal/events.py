@@ -1,5 +1,7 @@
 """Events of the journal: what failed, was parked, recovered, and what operators did."""
 
+import contextlib
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -53,12 +55,11 @@ class JournalEvent(BaseModel):
         return self.model_dump_json(exclude_defaults=True).encode()
 
     @classmethod
-    def decode(cls, body: bytes) -> "JournalEvent | None":
-        """The event, or None where somebody else wrote something else into the stream."""
-        try:
-            return cls.model_validate_json(body)
-        except ValidationError:
-            return None
+    def decode_all(cls, body: bytes) -> "Iterator[JournalEvent]":
+        """The events of one message, one a line; without what somebody else wrote into the stream."""
+        for line in body.split(b"\n"):
+            with contextlib.suppress(ValidationError):
+                yield cls.model_validate_json(line)
 
     @property
     def record(self) -> AttemptRecord | None:

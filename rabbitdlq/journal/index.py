@@ -53,7 +53,7 @@ class HistoryIndex:
             return
         known = self._records.setdefault(event.message_id, [])
         entry = (event.lap or 1, record)
-        if any((lap, old.attempt, old.at, old.worker) == (*_key(entry),) for lap, old in known):
+        if known and any((lap, old.attempt, old.at, old.worker) == (*_key(entry),) for lap, old in known):
             return
         known.append(entry)
         if len(known) > RECORDS_PER_MESSAGE:

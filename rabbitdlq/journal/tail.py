@@ -31,7 +31,16 @@ class JournalReader:
     A stream is read from ``since``; a live journal has no past, so only what is written from now on is seen.
     """
 
-    def __init__(self, topology: Topology, writer: JournalWriter, on_event: Callable[[JournalEvent], None]) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        writer: JournalWriter,
+        on_event: Callable[[JournalEvent], None],
+        *,
+        skip_own: bool = False,
+    ) -> None:
+        """``skip_own``: what ``writer`` wrote is known to whoever listens, and is not decoded."""
+        self._skipped = writer.source.encode() if skip_own else None
         self._topology = topology
         self._writer = writer
         self._on_event = on_event
@@ -44,7 +53,7 @@ class JournalReader:
         self._unacked = 0
         #: between a successful start and the end, whoever ends it
         self._reading = False
-        #: events handed out so far
+        #: messages of events seen so far
         self.seen = 0
 
     async def start(self, connection: Connection, since: datetime | None, on_lost: Callable[[], None]) -> None:
@@ -83,12 +92,12 @@ class JournalReader:
         return queue, {}
 
     def _take(self, delivery: Delivery) -> None:
-        event = JournalEvent.decode(delivery.body)
         self.seen += 1
-        if event is not None:
-            self._on_event(event)
-            if event.event == names.MARKER and event.marker in self._awaited:
-                _tell(self._awaited[event.marker], True)
+        if self._skipped is None or not delivery.mentions(self._skipped):
+            for event in JournalEvent.decode_all(delivery.body):
+                self._on_event(event)
+                if event.event == names.MARKER and event.marker in self._awaited:
+                    _tell(self._awaited[event.marker], True)
         self._unacked += 1
         if self._unacked >= ACK_EVERY:
             self._unacked = 0

@@ -79,7 +79,8 @@ async def test_drain_works_off_everything_and_each_log_line_tells_message_queue_
     await shell.declare()
     ids = await shell.bench.send(shell.topology, *range(5))
 
-    done = await shell("consume", shell.queue, "--handler", "shop:handle", "--drain", "--log-format", "json")
+    words = ("--handler", "shop:handle", "--drain", "--log-format", "json", "--log-level", "debug")
+    done = await shell("consume", shell.queue, *words)
 
     assert done.code == 0
     assert done.lines[-1] == "3 succeeded, 5 retried, 2 parked"

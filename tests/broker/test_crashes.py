@@ -1,6 +1,7 @@
 """Consumers that die without a goodbye, brokers that restart: nothing is lost, and nothing is counted twice."""
 
 import asyncio
+import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict
@@ -10,6 +11,8 @@ import pytest
 
 from rabbitdlq import Connection, DLQManager, Message, Permanent, Topology
 from rabbitdlq.local_broker import LocalBroker
+from rabbitdlq.local_broker.home import NodeHome
+from rabbitdlq.local_broker.setup import environment, server_program
 from tests.broker.kit import Bench, Raw, until
 from tests.broker.looks import all_empty, is_told, publish_many, rests
 from tests.broker.proxy import Proxy, consuming, parking
@@ -162,6 +165,7 @@ async def test_a_killed_broker_comes_back_with_every_letter_and_its_consumers_go
             await until(lambda: worker.count("failed") >= 30, "all of them have failed, some twice")
             private_node.kill()
             await asyncio.to_thread(private_node.up)
+            await asyncio.to_thread(_elect_leaders, private_node)
             async with _bench(url) as again:
                 async with again.dlq(busy) as dlq:
                     await until(
@@ -175,6 +179,28 @@ async def test_a_killed_broker_comes_back_with_every_letter_and_its_consumers_go
                 again.raw.topologies += [resting, busy]
                 await worker.kill()
                 await again.raw.delete_everything()
+
+
+def _elect_leaders(node: LocalBroker) -> None:
+    """After a kill, RabbitMQ 3.10 leaves one quorum queue in some twenty without a leader, until it is told to elect.
+
+    Such a queue is no business of this test; the README says what to do about it. Where a leader is, nothing happens.
+    """
+    home = NodeHome(node.status().home)
+    state, server = home.read(), server_program()
+    assert state is not None
+    assert server is not None
+    subprocess.run(
+        [
+            server.with_name("rabbitmqctl"),
+            "eval",
+            "[ra:trigger_election({Name, node()}) || {Name, follower} <- ets:tab2list(ra_state)].",
+        ],
+        env=environment(home, state),
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
 
 
 @asynccontextmanager

@@ -78,7 +78,7 @@ class TestParse:
     @given(value=odd_values | odd_deaths, exchange=st.sampled_from(["orders.return", "shop", ""]), key=st.text())
     @quick
     def test_an_arrival_with_an_odd_header_is_never_an_error(self, value: Any, exchange: str, key: str) -> None:
-        way = arrival(ORDERS, exchange, key, value)
+        way = arrival(ORDERS, exchange, key, parse_deaths(value))
 
         assert 0 <= way.failures <= 99
         assert way.failures <= way.counted * 99
@@ -107,14 +107,14 @@ class TestParse:
 
 class TestArrival:
     def test_the_newest_rung_tells_how_often_it_failed(self) -> None:
-        way = arrival(ORDERS, "orders.return", "retry.2", AFTER_TWO_FAILURES)
+        way = arrival(ORDERS, "orders.return", "retry.2", parse_deaths(AFTER_TWO_FAILURES))
 
         assert way == Arrival(2, 2, "shop", "order.created")
 
     @pytest.mark.parametrize("exchange", ["", "shop", "orders.dlx", "payments.return"])
     def test_a_message_that_came_any_other_way_begins_anew_whatever_it_carries(self, exchange: str) -> None:
         """C6: a replayed message kept its counts and was dead at once."""
-        way = arrival(ORDERS, exchange, "orders", AFTER_TWO_FAILURES)
+        way = arrival(ORDERS, exchange, "orders", parse_deaths(AFTER_TWO_FAILURES))
 
         assert way == Arrival(0, 0, exchange, "orders")
 
@@ -126,28 +126,30 @@ class TestArrival:
             death("orders.dlq", "expired", 7),
         ]
 
-        assert arrival(ORDERS, "orders.return", "retry.1", foreign).failures == 0
-        assert arrival(ORDERS, "orders.return", "retry.1", foreign).counted == 0
+        assert arrival(ORDERS, "orders.return", "retry.1", parse_deaths(foreign)).failures == 0
+        assert arrival(ORDERS, "orders.return", "retry.1", parse_deaths(foreign)).counted == 0
 
     def test_a_message_that_went_round_because_a_rung_is_missing_counts_more_than_its_rung(self) -> None:
         round_and_round = [death("orders.retry.1.5s", "expired", 3), death("orders", "rejected", 3)]
 
-        way = arrival(ORDERS, "orders.return", "retry.1", round_and_round)
+        way = arrival(ORDERS, "orders.return", "retry.1", parse_deaths(round_and_round))
 
         assert (way.failures, way.counted) == (1, 3)
 
     def test_a_rung_of_an_earlier_ladder_counts_by_its_number(self) -> None:
-        way = arrival(ORDERS, "orders.return", "retry.2", [death("orders.retry.2.7s", "expired")])
+        way = arrival(ORDERS, "orders.return", "retry.2", parse_deaths([death("orders.retry.2.7s", "expired")]))
 
         assert way.failures == 2
 
     def test_a_queue_with_a_number_beyond_all_rungs_is_no_rung(self) -> None:
-        way = arrival(ORDERS, "orders.return", "retry.1", [death(f"orders.retry.{'9' * 5_000}.5s", "expired")])
+        way = arrival(
+            ORDERS, "orders.return", "retry.1", parse_deaths([death(f"orders.retry.{'9' * 5_000}.5s", "expired")])
+        )
 
         assert (way.failures, way.counted) == (0, 0)
 
     def test_without_a_death_in_the_work_queue_the_delivery_says_where_it_came_from(self) -> None:
-        way = arrival(ORDERS, "orders.return", "retry.1", [death("orders.retry.1.5s", "expired")])
+        way = arrival(ORDERS, "orders.return", "retry.1", parse_deaths([death("orders.retry.1.5s", "expired")]))
 
         assert (way.exchange, way.routing_key) == ("orders.return", "retry.1")
 
@@ -157,8 +159,8 @@ class TestArrival:
         header = Headers({"x-death": [death("orders", "rejected", keys=[raw])]})
         text = raw.decode("utf-8", "backslashreplace").encode()[:255].decode("utf-8", "ignore")
 
-        first = arrival(ORDERS, "", text, None)
-        later = arrival(ORDERS, "orders.return", "retry.1", header["x-death"])
+        first = arrival(ORDERS, "", text, parse_deaths(None))
+        later = arrival(ORDERS, "orders.return", "retry.1", parse_deaths(header["x-death"]))
 
         assert len(raw) == 253
         assert first.routing_key == later.routing_key

@@ -118,7 +118,7 @@ class TestFailure:
         def broken(*_: object) -> list[str]:
             raise RuntimeError("no")
 
-        monkeypatch.setattr(traceback, "format_exception_only", broken)
+        monkeypatch.setattr(traceback, "walk_tb", broken)
 
         assert Failure.of(caught(lambda: fail(ValueError("x")))).traceback is None
 

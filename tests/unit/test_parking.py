@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rabbitdlq import names
 from rabbitdlq.dead_letter import AttemptRecord, DeadLetter, harmless
-from rabbitdlq.deaths import Arrival, arrival
+from rabbitdlq.deaths import Arrival, arrival, deaths_of
 from rabbitdlq.failure import Failure
 from rabbitdlq.message import Message, message_of
 from rabbitdlq.parking import (
@@ -240,7 +240,7 @@ class TestParkId:
     VALUE = Properties(message_id="17", headers=Headers({"x-death": AFTER_TWO_FAILURES}))
 
     def at_third_attempt(self, value: Properties, body: bytes = b"{}") -> Message:
-        way = arrival(ORDERS, "orders.return", "retry.2", value.table.get("x-death"))
+        way = arrival(ORDERS, "orders.return", "retry.2", deaths_of(value.table))
         return message(value, body, way=way)
 
     def test_it_is_the_same_on_both_copies_that_a_crash_parks(self) -> None:
