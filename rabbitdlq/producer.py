@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -13,10 +14,11 @@ from pydantic_core import PydanticSerializationError, to_json
 from rabbitdlq.broker import Outgoing, PublishLink, PublishReport, PublishStream, ensure_topology, new_id
 from rabbitdlq.errors import ConfigurationError
 from rabbitdlq.topology import Topology
-from rabbitdlq.wire import Headers, Properties, WireError
+from rabbitdlq.wire import Headers, Properties, WireError, plain_properties
 
 __all__ = ["Producer", "PublishReport", "encode_payload"]
 
+_NONE = Properties()
 DEFAULT_TIMEOUT = timedelta(seconds=30)
 
 
@@ -50,7 +52,13 @@ def _outgoing(
 ) -> Outgoing:
     """What :meth:`Producer.send` puts on the wire; raises :class:`ConfigurationError` for what cannot be sent."""
     body, default_type = encode_payload(payload)
+    key = queue if routing_key is None else routing_key
+    message_id = message_id or new_id()
+    seconds = int(time.time()) if timestamp is None else timestamp.timestamp()
     try:
+        if not headers and priority is None and expiration is None and correlation_id is None and type is None:
+            encoded = plain_properties(content_type or default_type, message_id, int(seconds))
+            return Outgoing(exchange, key, body, _NONE, encoded, message_id)
         properties = Properties(
             content_type=content_type or default_type,
             headers=Headers(headers) if headers else None,
@@ -58,14 +66,14 @@ def _outgoing(
             priority=priority,
             correlation_id=correlation_id,
             expiration=None if expiration is None else str(round(expiration / timedelta(milliseconds=1))),
-            message_id=message_id or new_id(),
-            timestamp=int(time.time() if timestamp is None else timestamp.timestamp()),
+            message_id=message_id,
+            timestamp=int(seconds),
             type=type,
         )
         encoded = properties.encode()
     except (WireError, ValueError, OverflowError) as error:
         raise ConfigurationError(f"message for {queue!r}: {error}") from error
-    return Outgoing(exchange, queue if routing_key is None else routing_key, body, properties, encoded)
+    return Outgoing(exchange, key, body, properties, encoded, message_id)
 
 
 class Producer:
@@ -82,8 +90,9 @@ class Producer:
         if window < 1:
             raise ConfigurationError(f"window: {window} is below 1")
         self._link = PublishLink(url, "rabbitdlq producer")
-        self._slots = asyncio.Semaphore(window)
         self._window = window
+        self._in_flight = 0
+        self._queueing: deque[asyncio.Future[None]] = deque()
         self._timeout = timeout
 
     async def send(
@@ -123,9 +132,33 @@ class Producer:
             correlation_id=correlation_id,
             type=type,
         )
-        async with self._slots:
+        while self._in_flight >= self._window:
+            await self._room()
+        self._in_flight += 1
+        try:
             await self._link.publish(outgoing, timeout=self._timeout)
-        return str(outgoing.properties.message_id)
+        finally:
+            self._in_flight -= 1
+            self._make_room()
+        return outgoing.id
+
+    async def _room(self) -> None:
+        """Wait until one of those in flight has ended."""
+        room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queueing.append(room)
+        try:
+            await room
+        except asyncio.CancelledError:
+            if not room.cancelled():
+                self._make_room()  # it was ours, and goes to the next
+            raise
+
+    def _make_room(self) -> None:
+        while self._queueing:
+            room = self._queueing.popleft()
+            if not room.done():
+                room.set_result(None)
+                return
 
     async def send_all(
         self, queue: str, payloads: AsyncIterator[Any], *, content_type: str | None = None, **options: Any

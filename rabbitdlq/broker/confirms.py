@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import aiormq.exceptions as lower
 
@@ -23,6 +24,8 @@ from rabbitdlq.wire import Properties, WireError
 
 __all__ = ["Lost", "Nacked", "PublishingChannel", "Returned"]
 
+#: seconds between looks for publishes whose confirm is late; a timer for each would cost more than the publish
+_LOOK_EVERY = 0.1
 #: ways (exchange, key) whose first frame is kept; a producer with more of them is not held up, only a little slower
 _KEPT_WAYS = 1_000
 
@@ -44,6 +47,13 @@ class Lost(Exception):
         self.alone = alone
 
 
+class _Waiting(NamedTuple):
+    message_id: str
+    future: "asyncio.Future[None]"
+    #: by the event loop's clock
+    deadline: float
+
+
 class PublishingChannel:
     """A confirming channel whose frames are ours: each publish is a future that its confirm resolves."""
 
@@ -56,7 +66,8 @@ class PublishingChannel:
         self._ways: dict[tuple[str, str, bool], bytes] = {}
         self._tag = 0
         #: by delivery tag, in order: "all up to" is taken from the front
-        self._waiting: dict[int, tuple[str, asyncio.Future[None]]] = {}
+        self._waiting: dict[int, _Waiting] = {}
+        self._looking: asyncio.Handle | None = None
         self._by_id: dict[str, asyncio.Future[None]] = {}
         self._returned: tuple[int, str] | None = None
         self._missing = 0
@@ -79,11 +90,20 @@ class PublishingChannel:
         return None if future is None or future.done() else future
 
     def publish(
-        self, exchange: str, routing_key: str, message_id: str, properties: bytes, body: bytes, *, mandatory: bool
+        self,
+        exchange: str,
+        routing_key: str,
+        message_id: str,
+        properties: bytes,
+        body: bytes,
+        *,
+        timeout: float,
+        mandatory: bool,
     ) -> "asyncio.Future[None]":
         """Write one message; the future ends with its confirm.
 
-        It raises :class:`Returned`, :class:`Nacked` or :class:`Lost`. No other publish with this id may be
+        It raises :class:`Returned`, :class:`Nacked`, :class:`Lost`, or :class:`TimeoutError` when no confirm came
+        within ``timeout`` seconds and a tenth. No other publish with this id may be
         under way, and the properties have to fit into a frame.
         """
         way = self._ways.get((exchange, routing_key, mandatory))
@@ -97,7 +117,9 @@ class PublishingChannel:
             future.set_exception(Lost(lower.ChannelInvalidStateError("the channel is closed"), alone=False))
             return future
         self._tag += 1
-        self._waiting[self._tag] = (message_id, future)
+        self._waiting[self._tag] = _Waiting(message_id, future, self._loop.time() + timeout)
+        if self._looking is None:
+            self._looking = self._loop.call_later(_LOOK_EVERY, self._look)
         self._by_id[message_id] = future
         self._frames.write(
             self._number, b"".join((way, *content_frames(self._number, properties, body, self._frame_max)))
@@ -125,8 +147,17 @@ class PublishingChannel:
             self._returned = None
         return True
 
+    def _look(self) -> None:
+        """Give up what is late. Its tag stays: a confirm that comes all the same finds the future done."""
+        now, late = self._loop.time(), False
+        for waiting in self._waiting.values():
+            late = late or not waiting.future.done()
+            if waiting.deadline <= now and not waiting.future.done():
+                waiting.future.set_exception(TimeoutError())
+        self._looking = self._loop.call_later(_LOOK_EVERY, self._look) if late else None
+
     def _confirm(self, tag: int, multiple: bool, *, arrived: bool) -> None:
-        for message_id, future in self._up_to(tag) if multiple else self._only(tag):
+        for message_id, future, _ in self._up_to(tag) if multiple else self._only(tag):
             if self._by_id.get(message_id) is future:
                 del self._by_id[message_id]
             if future.done():
@@ -146,12 +177,12 @@ class PublishingChannel:
         if future is not None and not future.done():
             future.set_exception(Returned(code, text))
 
-    def _only(self, tag: int) -> Iterator[tuple[str, "asyncio.Future[None]"]]:
+    def _only(self, tag: int) -> Iterator[_Waiting]:
         found = self._waiting.pop(tag, None)
         if found is not None:
             yield found
 
-    def _up_to(self, tag: int) -> Iterator[tuple[str, "asyncio.Future[None]"]]:
+    def _up_to(self, tag: int) -> Iterator[_Waiting]:
         while self._waiting and (first := next(iter(self._waiting))) <= tag:
             yield self._waiting.pop(first)
 
@@ -160,7 +191,9 @@ class PublishingChannel:
         error = None if closing.cancelled() else closing.exception()
         waiting, self._waiting, self._by_id = self._waiting, {}, {}
         cause = error or lower.ChannelInvalidStateError("the channel was closed")
-        for _, future in waiting.values():
+        if self._looking is not None:
+            self._looking.cancel()
+        for _, future, _ in waiting.values():
             if not future.done():
                 future.set_exception(Lost(cause, alone=len(waiting) == 1))
 

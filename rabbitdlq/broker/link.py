@@ -29,7 +29,7 @@ class PublishLink:
 
         Raises :class:`BrokerError` where none can be had in time; others may be waiting for the same.
         """
-        if self._publisher is not None and self._publisher.connection.is_open:
+        if self._publisher is not None and self._publisher.is_ready:
             return self._publisher
         try:
             async with asyncio.timeout(within.total_seconds()), self._opening:
@@ -45,15 +45,15 @@ class PublishLink:
         publisher = await self.publisher(timeout)
         await publisher.publish(outgoing, timeout=timeout, mandatory=mandatory)
 
-    def begin(self, outgoing: Outgoing) -> "asyncio.Future[None] | None":
+    def begin(self, outgoing: Outgoing, *, timeout: timedelta) -> "asyncio.Future[None] | None":
         """As :meth:`Publisher.begin`; None also where there is no connection yet."""
-        return None if self._publisher is None else self._publisher.begin(outgoing)
+        return None if self._publisher is None else self._publisher.begin(outgoing, timeout=timeout)
 
     async def failed(self, error: BaseException, outgoing: Outgoing, *, timeout: timedelta) -> None:
-        """As :meth:`Publisher.failed`, for whatever a future of :meth:`begin` raised."""
+        """As :meth:`Publisher.failed`."""
         if self._publisher is None:
             raise BrokerUnavailable(f"{outgoing.what}: the connection is closed")
-        await self._publisher.failed_late(error, outgoing, timeout=timeout)
+        await self._publisher.failed(error, outgoing, timeout=timeout)
 
     async def _drop(self) -> None:
         if self._publisher is not None:

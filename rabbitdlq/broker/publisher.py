@@ -1,7 +1,7 @@
 """Publishing that is certain: mandatory, confirmed, under a deadline. What returns without an error has arrived."""
 
 import asyncio
-import uuid
+import os
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -36,8 +36,14 @@ class Outgoing:
     routing_key: str
     body: bytes
     properties: Properties
-    #: the properties' bytes, where they are known already
+    #: the properties' bytes and the id among them, where they are known already; then the properties are not looked at
     encoded: bytes | None = None
+    message_id: str | None = None
+
+    @property
+    def id(self) -> str:
+        """The message id; empty where there is none."""
+        return self.message_id or self.properties.message_id or ""
 
     @property
     def what(self) -> str:
@@ -61,7 +67,12 @@ class Publisher:
         """The connection it publishes on."""
         return self._connection
 
-    def begin(self, outgoing: Outgoing, *, mandatory: bool = True) -> "asyncio.Future[None] | None":
+    @property
+    def is_ready(self) -> bool:
+        """Whether its channel is open: then so is the connection, as far as the client has noticed."""
+        return self._channel is not None and not self._channel.is_closed
+
+    def begin(self, outgoing: Outgoing, *, timeout: timedelta, mandatory: bool = True) -> "asyncio.Future[None] | None":
         """Write it at once where nothing is in the way, else None: then :meth:`publish` it, which can wait.
 
         The future ends with the confirm; what it raises is for :meth:`failed`. Raises :class:`PublishRefused` for what
@@ -72,7 +83,13 @@ class Publisher:
         if channel is None or channel.is_closed or channel.with_id(message_id) is not None:
             return None
         return channel.publish(
-            outgoing.exchange, outgoing.routing_key, message_id, encoded, outgoing.body, mandatory=mandatory
+            outgoing.exchange,
+            outgoing.routing_key,
+            message_id,
+            encoded,
+            outgoing.body,
+            timeout=timeout.total_seconds(),
+            mandatory=mandatory,
         )
 
     async def publish(self, outgoing: Outgoing, *, timeout: timedelta, mandatory: bool = True) -> None:
@@ -82,34 +99,39 @@ class Publisher:
         the channel over it, :class:`PublishUnconfirmed` when no confirm came in time (it may have arrived),
         :class:`AccessDenied`, :class:`EntityNotFound`, or :class:`BrokerUnavailable` when nothing could be sent.
         """
-        confirm: asyncio.Future[None] | None = None
+        confirm = self.begin(outgoing, timeout=timeout, mandatory=mandatory)
+        if confirm is None:
+            confirm = await self._begin_late(outgoing, timeout, mandatory)
+        try:
+            await confirm
+        except asyncio.CancelledError as error:
+            if cancelled_by_us():
+                raise
+            raise self._told(error, outgoing, timeout, sent=True) from error
+        except Exception as error:
+            await self.failed(error, outgoing, timeout=timeout, mandatory=mandatory)
+
+    async def _begin_late(self, outgoing: Outgoing, timeout: timedelta, mandatory: bool) -> "asyncio.Future[None]":
+        """When there is a channel, and nothing of the same id under way on it."""
+        message_id = outgoing.id
         try:
             async with asyncio.timeout(timeout.total_seconds()):
-                confirm = self.begin(outgoing, mandatory=mandatory)
-                if confirm is None:
-                    confirm = await self._begin_late(outgoing, mandatory)
-                try:
-                    await confirm
-                except (Returned, Nacked, Lost) as error:
-                    await self.failed(error, outgoing, mandatory=mandatory)
+                while True:
+                    channel = await self._open_channel()
+                    other = channel.with_id(message_id)
+                    if other is not None:
+                        await asyncio.wait([other])
+                    elif (confirm := self.begin(outgoing, timeout=timeout, mandatory=mandatory)) is not None:
+                        return confirm
         except BaseException as error:
-            told = self._told(error, outgoing, timeout, sent=confirm is not None)
+            told = self._told(error, outgoing, timeout, sent=False)
             if told is error:
                 raise
             raise told from error
 
-    async def _begin_late(self, outgoing: Outgoing, mandatory: bool) -> "asyncio.Future[None]":
-        """When there is a channel, and nothing of the same id under way on it."""
-        message_id = outgoing.properties.message_id or ""
-        while True:
-            channel = await self._open_channel()
-            other = channel.with_id(message_id)
-            if other is not None:
-                await asyncio.wait([other])
-            elif (confirm := self.begin(outgoing, mandatory=mandatory)) is not None:
-                return confirm
-
-    async def failed(self, error: Returned | Nacked | Lost, outgoing: Outgoing, *, mandatory: bool = True) -> None:
+    async def failed(
+        self, error: BaseException, outgoing: Outgoing, *, timeout: timedelta, mandatory: bool = True
+    ) -> None:
         """What a publish came to whose future raised: an error of ours, or nothing if it went well at a second try.
 
         One bad publish closes the channel over all that are under way: each is tried alone, and the bad one is told by
@@ -120,35 +142,33 @@ class Publisher:
                 raise unroutable(outgoing.what) from error
             case Nacked():
                 raise nacked(outgoing.what) from error
-            case Lost(cause=cause, alone=alone):
-                if (alone and isinstance(cause, lower.ChannelClosed)) or not self._connection.is_open:
-                    raise self._refusal(cause, outgoing, sent=True) from error
+            case Lost(cause=cause, alone=alone) if self._connection.is_open and not (
+                alone and isinstance(cause, lower.ChannelClosed)
+            ):
+                pass
+            case Lost(cause=cause):
+                raise self._refusal(cause, outgoing, sent=True) from error
+            case _:
+                raise self._told(error, outgoing, timeout, sent=True) from error
         async with self._alone:
-            channel = await PublishingChannel.open(self._connection)
+            channel = PublishingChannel(self._connection, await self._connection.channel(confirms=True))
             try:
                 encoded, message_id = self._encode(outgoing)
                 await channel.publish(
-                    outgoing.exchange, outgoing.routing_key, message_id, encoded, outgoing.body, mandatory=mandatory
+                    outgoing.exchange,
+                    outgoing.routing_key,
+                    message_id,
+                    encoded,
+                    outgoing.body,
+                    timeout=timeout.total_seconds(),
+                    mandatory=mandatory,
                 )
             except Lost as again:
                 raise self._refusal(again.cause, outgoing, sent=True) from again
-            except (Returned, Nacked) as again:
-                await self.failed(again, outgoing)
+            except (Returned, Nacked, TimeoutError) as again:
+                await self.failed(again, outgoing, timeout=timeout)
             finally:
                 await channel.close()
-
-    async def failed_late(self, error: BaseException, outgoing: Outgoing, *, timeout: timedelta) -> None:
-        """As :meth:`failed`, for whatever a future of :meth:`begin` raised, under a deadline."""
-        if not isinstance(error, Returned | Nacked | Lost):
-            raise self._told(error, outgoing, timeout, sent=True) from error
-        try:
-            async with asyncio.timeout(timeout.total_seconds()):
-                await self.failed(error, outgoing)
-        except BaseException as raised:
-            told = self._told(raised, outgoing, timeout, sent=True)
-            if told is raised:
-                raise
-            raise told from raised
 
     def _told(self, error: BaseException, outgoing: Outgoing, timeout: timedelta, *, sent: bool) -> BaseException:
         """The error as the caller is told it."""
@@ -180,7 +200,7 @@ class Publisher:
             encoded = outgoing.properties.encode() if outgoing.encoded is None else outgoing.encoded
         except WireError as error:
             raise PublishRefused(f"{outgoing.what}: {error}") from error
-        message_id = outgoing.properties.message_id
+        message_id = outgoing.id
         if not message_id:
             raise PublishRefused(f"{outgoing.what}: a message without an id cannot be told apart when it is returned")
         if len(encoded) + _HEADER_FRAME_OVERHEAD > self._connection.frame_max:
@@ -224,4 +244,4 @@ def too_late(outgoing: Outgoing, timeout: timedelta, *, sent: bool) -> RabbitDLQ
 
 def new_id() -> str:
     """A fresh message id."""
-    return uuid.uuid4().hex
+    return os.urandom(16).hex()

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from rabbitdlq.broker.link import PublishLink
-from rabbitdlq.broker.publisher import Outgoing, too_late
+from rabbitdlq.broker.publisher import Outgoing
 from rabbitdlq.errors import RabbitDLQError
 
 __all__ = ["PublishReport", "PublishStream"]
@@ -33,7 +33,6 @@ class _InFlight:
     place: int
     outgoing: Outgoing
     confirm: "asyncio.Future[None]"
-    deadline: float
 
 
 class PublishStream:
@@ -59,7 +58,6 @@ class PublishStream:
     ) -> AsyncGenerator[PublishReport, None]:
         """A report for each payload, as the confirms come; see :meth:`Producer.send_all`."""
         beginning = asyncio.create_task(self._begin_all(payloads, outgoing_of))
-        expiring = asyncio.create_task(self._expire())
         try:
             while True:
                 while self._reports:
@@ -70,11 +68,11 @@ class PublishStream:
                 await self._told
             await beginning
         finally:
-            for task in (beginning, expiring, *self._slow):
+            for task in (beginning, *self._slow):
                 task.cancel()
             for each in list(self._in_flight.values()):
                 each.confirm.cancel()
-            await asyncio.gather(beginning, expiring, *self._slow, return_exceptions=True)
+            await asyncio.gather(beginning, *self._slow, return_exceptions=True)
 
     async def _begin_all(self, payloads: AsyncIterator[Any], outgoing_of: Callable[[Any], Outgoing]) -> None:
         place = 0
@@ -96,21 +94,21 @@ class PublishStream:
         return len(self._in_flight) + len(self._slow) >= self._window or self._bytes >= WINDOW_BYTES
 
     def _begin(self, place: int, outgoing: Outgoing) -> None:
-        confirm = self._link.begin(outgoing)
+        confirm = self._link.begin(outgoing, timeout=self._timeout)
         self._bytes += len(outgoing.body)
         if confirm is None:
             self._slowly(place, outgoing, self._link.publish(outgoing, timeout=self._timeout))
             return
-        deadline = self._loop.time() + self._timeout.total_seconds()
-        each = self._in_flight[place] = _InFlight(place, outgoing, confirm, deadline)
+        each = self._in_flight[place] = _InFlight(place, outgoing, confirm)
         confirm.add_done_callback(lambda _: self._ended(each))
 
     def _ended(self, each: _InFlight) -> None:
-        if self._in_flight.pop(each.place, None) is None:
-            return  # it was given up before
+        del self._in_flight[each.place]
+        if each.confirm.cancelled():
+            return  # at the end of a stream that nobody reads any more
         error = each.confirm.exception()
         if error is None:
-            self._report(PublishReport(each.place, each.outgoing.properties.message_id or ""), each.outgoing)
+            self._report(PublishReport(each.place, each.outgoing.id), each.outgoing)
         else:
             self._slowly(each.place, each.outgoing, self._link.failed(error, each.outgoing, timeout=self._timeout))
 
@@ -121,7 +119,7 @@ class PublishStream:
                 await ending
             except RabbitDLQError as raised:
                 error = raised
-            self._report(PublishReport(place, outgoing.properties.message_id or "", error), outgoing)
+            self._report(PublishReport(place, outgoing.id, error), outgoing)
 
         task = asyncio.create_task(end())
         self._slow.add(task)
@@ -139,15 +137,3 @@ class PublishStream:
         for waiting in (self._told, self._room):
             if waiting is not None and not waiting.done():
                 waiting.set_result(None)
-
-    async def _expire(self) -> None:
-        """Give up what has no confirm in time; the oldest is always the first."""
-        while True:
-            now = self._loop.time()
-            while self._in_flight and (oldest := next(iter(self._in_flight.values()))).deadline <= now:
-                del self._in_flight[oldest.place]
-                oldest.confirm.cancel()
-                error = too_late(oldest.outgoing, self._timeout, sent=True)
-                message_id = oldest.outgoing.properties.message_id or ""
-                self._report(PublishReport(oldest.place, message_id, error), oldest.outgoing)
-            await asyncio.sleep(oldest.deadline - now if self._in_flight else self._timeout.total_seconds())

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rabbitdlq.fields import encode_value
 from rabbitdlq.texts import printable, shorten
-from rabbitdlq.wire import Headers, Properties, WireError
+from rabbitdlq.wire import Headers, Properties, WireError, plain_properties
 from tests.unit.strategies import (
     decimals,
     entry,
@@ -314,3 +314,19 @@ class TestTexts:
         assert printable(b"caf\xe9 \xff".decode("utf-8", "surrogateescape")) == "caf\\xe9 \\xff"
         assert printable("größe \U0001f600") == "größe \U0001f600"
         assert printable("half \ud83d") == "half \\ud83d"
+
+
+@given(st.text(max_size=40), st.text(min_size=1, max_size=40), st.integers(0, 2**64 - 1))
+@quick
+def test_the_short_way_to_plain_properties_gives_the_same_bytes(kind: str, message_id: str, timestamp: int) -> None:
+    whole = Properties(content_type=kind, delivery_mode=2, message_id=message_id, timestamp=timestamp)
+
+    assert plain_properties(kind, message_id, timestamp) == whole.encode()
+
+
+@pytest.mark.parametrize(
+    "wrong", [("x" * 256, "1", 0), ("x", "1" * 256, 0), ("x", "1", -1), ("x", "1", 2**64)], ids=["type", "id", "-", "+"]
+)
+def test_the_short_way_refuses_what_does_not_fit(wrong: tuple[str, str, int]) -> None:
+    with pytest.raises(WireError):
+        plain_properties(*wrong)
