@@ -1,0 +1,154 @@
+"""The tasks that run handlers: as many at once as allowed, none asleep while work waits, and the event loop's turn."""
+
+import asyncio
+import time
+from typing import Any, cast
+
+import pytest
+
+from rabbitdlq.broker import Delivery
+from rabbitdlq.consumer.workers import TURN, Workers
+
+
+def delivery(number: int) -> Delivery:
+    return cast(Delivery, number)
+
+
+class Work:
+    """What the workers are given to do: note who runs, and wait where told."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.waits = True
+        self.running = 0
+        self.most = 0
+        self.done: list[int] = []
+        self.tasks: set[asyncio.Task[Any] | None] = set()
+
+    async def __call__(self, each: Delivery) -> None:
+        self.tasks.add(asyncio.current_task())
+        self.running += 1
+        self.most = max(self.most, self.running)
+        if self.waits:
+            await self.gate.wait()
+        self.running -= 1
+        self.done.append(cast(int, each))
+
+
+async def settled() -> None:
+    """Some turns of the event loop: enough for any chain of wakings here."""
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("before_start", [True, False])
+async def test_as_many_run_at_once_as_there_is_concurrency_and_the_others_follow(before_start: bool) -> None:
+    work = Work()
+    workers = Workers(8, work)
+    if not before_start:
+        workers.start()
+        await settled()
+    for number in range(20):
+        workers.put(delivery(number))
+    if before_start:
+        workers.start()
+    await settled()
+
+    assert (work.running, work.done) == (8, [])
+    assert not workers.idle.is_set()
+
+    work.gate.set()
+    await asyncio.wait_for(workers.idle.wait(), 5)
+    assert sorted(work.done) == list(range(20))
+    assert work.most == 8
+    assert await workers.end(5) == 0
+
+
+async def test_one_that_comes_while_others_wait_in_their_handlers_is_begun_at_once() -> None:
+    work = Work()
+    workers = Workers(3, work)
+    workers.start()
+    for number in range(3):
+        workers.put(delivery(number))
+        await settled()
+        assert work.running == number + 1
+    await workers.end(5)
+
+
+async def test_handlers_that_never_wait_are_run_by_one_task() -> None:
+    work = Work()
+    work.waits = False
+    workers = Workers(50, work)
+    workers.start()
+    await settled()
+    for number in range(200):
+        workers.put(delivery(number))
+    await asyncio.wait_for(workers.idle.wait(), 5)
+
+    assert work.done == list(range(200))
+    # its turn may end in between, then another one is awake
+    assert len(work.tasks) <= 2
+    await workers.end(5)
+
+
+async def test_busy_handlers_leave_the_event_loop_its_turn() -> None:
+    """Acks are written and heartbeats answered between them, however long the queue is."""
+    turns: list[float] = []
+
+    async def busy(_: Delivery) -> None:
+        time.sleep(TURN)
+
+    async def other() -> None:
+        while True:
+            turns.append(time.perf_counter())
+            await asyncio.sleep(0)
+
+    workers = Workers(2, busy)
+    for number in range(30):
+        workers.put(delivery(number))
+    beside = asyncio.create_task(other())
+    workers.start()
+    await asyncio.wait_for(workers.idle.wait(), 10)
+    beside.cancel()
+
+    assert len(turns) >= 10
+
+
+async def test_what_nobody_has_begun_can_be_taken_back() -> None:
+    work = Work()
+    workers = Workers(2, work)
+    workers.start()
+    for number in range(5):
+        workers.put(delivery(number))
+    await settled()
+
+    assert workers.take_back() == [delivery(number) for number in (2, 3, 4)]
+    assert not workers.idle.is_set()
+    work.gate.set()
+    await asyncio.wait_for(workers.idle.wait(), 5)
+    assert work.done == [0, 1]
+    await workers.end(5)
+
+
+async def test_a_handler_that_swallows_its_end_is_left_to_itself_and_takes_no_more() -> None:
+    begun: list[int] = []
+    gate = asyncio.Event()
+
+    async def deaf(each: Delivery) -> None:
+        begun.append(cast(int, each))
+        while not gate.is_set():
+            try:
+                await gate.wait()
+            except asyncio.CancelledError:
+                continue
+
+    workers = Workers(1, deaf)
+    workers.start()
+    workers.put(delivery(1))
+    workers.put(delivery(2))
+    await settled()
+
+    assert await workers.end(0.05) == 1
+    gate.set()
+    await settled()
+    assert begun == [1]
