@@ -33,7 +33,7 @@ SCENARIOS = {
         Scenario("latency", "latency, publish to handler, at 500 messages a second", 5_000, 1_000, kind="latency"),
         Scenario("large", "consume: 1 MB bodies", 300, 100),
         Scenario("webhooks", "consume: real webhooks, 7 kB (median) to 25 kB", 6_580, 1_974),
-        Scenario("processes", "consume --drain: two processes on one queue", 80_000, 20_000),
+        Scenario("processes", "consume --drain: one process and two, trivial handler and half a ms", 40_000, 10_000),
         Scenario(
             "memory", "memory: one consumer after many messages", 1_000_000, 200_000, kind="memory", most_rounds=1
         ),
@@ -122,8 +122,12 @@ CONTENDERS: Sequence[Contender] = (
         *("taskiq", "taskiq", "taskiq-aio-pika", ("consume",)), share=0.3, own_format=True, own_queues=(".dead",)
     ),
     Contender("C, librabbitmq", "c_client", "", ("consume", "publish")),
-    Contender("ours, 1 process", "ours_cli", "rabbitdlq", ("processes",), way="1", quick=True),
-    Contender("ours, 2 processes", "ours_cli", "rabbitdlq", ("processes",), way="2", quick=True),
+    Contender("ours, 1 process", "ours_cli", "rabbitdlq", ("processes",), way="handle 1", quick=True),
+    Contender("ours, 2 processes", "ours_cli", "rabbitdlq", ("processes",), way="handle 2", quick=True),
+    Contender("ours, 1 process, working", "ours_cli", "rabbitdlq", ("processes",), way="work 1", share=0.3, quick=True),
+    Contender(
+        "ours, 2 processes, working", "ours_cli", "rabbitdlq", ("processes",), way="work 2", share=0.3, quick=True
+    ),
 )
 #: whom a contender is compared with: raw aio-pika on the same loop
 BASELINE = "raw_aio_pika"
@@ -155,6 +159,7 @@ GOALS = (
     Goal("failing", "ours, asyncio", "FastStream", 4.0),
     Goal("failing", "ours, asyncio", "dramatiq", 6.0),
     Goal("processes", "ours, 2 processes", "ours, 1 process", 1.5),
+    Goal("processes", "ours, 2 processes, working", "ours, 1 process, working", 1.5),
 )
 
 

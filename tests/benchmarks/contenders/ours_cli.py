@@ -21,14 +21,23 @@ async def handle(message: Any) -> None:
     assert message.payload
 
 
+async def work(message: Any) -> None:
+    """The same with half a millisecond's work: processes are for handlers that need a processor."""
+    assert message.payload
+    end = time.thread_time() + 0.0005
+    while time.thread_time() < end:
+        pass
+
+
 def processes(job: Job, meter: Meter) -> None:
     broker = Broker(job.url)
-    count = int(job.way)
+    handler, _, number = job.way.partition(" ")
+    count = int(number)
     with tempfile.TemporaryDirectory() as directory:
         topology = Path(directory) / "rabbitdlq.toml"
         topology.write_text(f'[queues."{job.queue}"]\ndelays = {job.delays}\n')
         command = [sys.executable, "-m", "rabbitdlq", "--url", job.url, "--topology", str(topology)]
-        command += ["consume", job.queue, "--handler", f"{__package__}.ours_cli:handle", "--drain"]
+        command += ["consume", job.queue, "--handler", f"{__package__}.ours_cli:{handler}", "--drain"]
         command += ["--concurrency", str(job.concurrency), "--prefetch", str(job.prefetch)]
         command += ["--processes", str(count)] if count > 1 else []
         program = subprocess.Popen(command)
