@@ -126,7 +126,7 @@ def _last_line(error: BaseException) -> str:
     """As :func:`traceback.format_exception_only`, which builds a whole traceback for it."""
     try:
         text = str(error)
-    except Exception:
+    except BaseException:  # a SystemExit out of here would end the consumer
         text = None
     if text is None or getattr(error, "__notes__", None):
         return "".join(traceback.format_exception_only(error))

@@ -35,7 +35,7 @@ class PublishLink:
             async with asyncio.timeout(within.total_seconds()), self._opening:
                 if self._publisher is None or not self._publisher.connection.is_open:
                     await self._drop()
-                    self._publisher = Publisher(await Connection.open(self._url, self._name))
+                    self._publisher = await Publisher.open(await Connection.open(self._url, self._name))
                 return self._publisher
         except TimeoutError as error:
             raise BrokerUnavailable(f"{self._name}: no connection within {within.total_seconds():g} s") from error

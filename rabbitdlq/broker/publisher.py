@@ -62,6 +62,20 @@ class Publisher:
         #: the way whose names were looked at last
         self._checked: tuple[str, str] | None = None
 
+    @classmethod
+    async def open(cls, connection: Connection) -> "Publisher":
+        """A publisher whose channel is open: then publishes go out in the order in which they are begun.
+
+        Where it cannot be opened the connection is closed, and a :class:`BrokerError` raised.
+        """
+        publisher = cls(connection)
+        try:
+            await publisher._open_channel()
+        except BaseException:
+            await connection.close()
+            raise
+        return publisher
+
     @property
     def connection(self) -> Connection:
         """The connection it publishes on."""

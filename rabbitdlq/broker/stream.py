@@ -1,6 +1,7 @@
 """Publishing a long stream: a window of publishes in flight, no task for any of them, a report for each."""
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
@@ -77,6 +78,8 @@ class PublishStream:
     async def _begin_all(self, payloads: AsyncIterator[Any], outgoing_of: Callable[[Any], Outgoing]) -> None:
         place = 0
         try:
+            with contextlib.suppress(RabbitDLQError):  # each publish tells it
+                await self._link.publisher(self._timeout)  # once it is there, their order is that of the payloads
             async for payload in payloads:
                 while self._is_full():
                     self._room = self._loop.create_future()

@@ -218,7 +218,7 @@ async def test_reason_error_and_history_of_a_dead_letter_are_readable_in_the_man
     assert any(line.startswith("dlq-error-message:") and ERRORS[3] in line for line in lines)
     (history,) = [line for line in lines if line.startswith("dlq-history:")]
     for attempt, text in ERRORS.items():
-        assert f'"attempt": {attempt}' in history
+        assert f'"attempt":{attempt}' in history
         assert text in history
     for name, value in {"dlq-attempts": "3", "dlq-queue": "orders", "dlq-routing-key": "order.created"}.items():
         assert any(line.startswith(f"{name}:") and value in line for line in lines)

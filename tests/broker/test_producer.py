@@ -169,3 +169,18 @@ async def test_a_body_beyond_the_brokers_limit_is_refused(bench: Bench) -> None:
             await producer.send(topology.name, bytes(limit + 1))
         await producer.send(topology.name, "after")
     await rests(bench, topology.name, 1)
+
+
+async def test_a_stream_of_payloads_arrives_in_its_order(bench: Bench) -> None:
+    """Before the first connection was there, those that waited for it came in between the others."""
+    topology = await bench.declared()
+
+    async def payloads() -> AsyncIterator[int]:
+        for number in range(1_200):
+            yield number
+
+    async with Producer(bench.url) as producer:
+        places = [report.place async for report in producer.send_all(topology.name, payloads())]
+
+    assert sorted(places) == list(range(1, 1_201))
+    assert [int(body) for body, _, _ in await bench.raw.take_all(topology.name)] == list(range(1_200))
