@@ -56,7 +56,7 @@ class Failure:
     def of(cls, error: BaseException | str) -> "Failure":
         """From an exception, or from a text where there is none."""
         if isinstance(error, str):
-            return cls("Error", shorten(error, MESSAGE_BYTES), None, fingerprint("Error", error))
+            return cls("Error", shorten(error, MESSAGE_BYTES), None, fingerprint("Error", error[:_LOOKED_AT]))
         name = type(error).__qualname__
         if type(error).__module__ not in {"builtins", "__main__", "rabbitdlq.errors"}:
             name = f"{type(error).__module__}.{name}"
@@ -68,7 +68,7 @@ class Failure:
             type=name,
             message=shorten(message, MESSAGE_BYTES),
             traceback=_traceback(error),
-            fingerprint=fingerprint(name, message, _where(error)),
+            fingerprint=fingerprint(name, message[:_LOOKED_AT], _where(error)),
         )
 
 

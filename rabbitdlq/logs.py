@@ -1,5 +1,6 @@
 """Log lines of the command line: for people on a terminal, JSON lines for machines; always on stderr."""
 
+import json
 import logging
 import sys
 from typing import Any, Literal
@@ -15,8 +16,11 @@ LOG_FORMATS = ("auto", "console", "json")
 
 
 def _json(event: Any, **_: Any) -> str:
-    """A third of what the standard library takes; what is no JSON is shown by its ``repr``."""
-    return to_json(event, fallback=repr, serialize_unknown=True).decode()
+    """A third of what the standard library takes, which has the last word: a line of a log must never fail."""
+    try:
+        return to_json(event, fallback=repr).decode()
+    except ValueError:  # bytes, or texts that are no UTF-8
+        return json.dumps(event, default=repr, skipkeys=True)
 
 
 def configure_logs(style: Literal["auto", "console", "json"] | str = "auto", level: str = "info") -> None:

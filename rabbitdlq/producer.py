@@ -54,8 +54,8 @@ def _outgoing(
     body, default_type = encode_payload(payload)
     key = queue if routing_key is None else routing_key
     message_id = message_id or new_id()
-    seconds = int(time.time()) if timestamp is None else timestamp.timestamp()
     try:
+        seconds = time.time() if timestamp is None else timestamp.timestamp()
         if not headers and priority is None and expiration is None and correlation_id is None and type is None:
             encoded = plain_properties(content_type or default_type, message_id, int(seconds))
             return Outgoing(exchange, key, body, _NONE, encoded, message_id)
@@ -168,8 +168,11 @@ class Producer:
         One that fails does not stop the others. Reports do not wait for the next payload: a slow source is told at
         once what became of its last one. Memory is bounded by the window, and by 64 MB of bodies in flight. What the
         source raises is raised here once everything that was begun has been reported. ``options`` are those of
+        :meth:`send` but for the id, of which each payload gets its own. The window is this stream's, beside that of
         :meth:`send`.
         """
+        if "message_id" in options:
+            raise ConfigurationError("send_all: message_id: each payload needs an id of its own")
         stream = PublishStream(self._link, self._window, self._timeout)
 
         def outgoing_of(payload: Any) -> Outgoing:

@@ -197,6 +197,9 @@ def plain_properties(content_type: str, message_id: str, timestamp: int) -> byte
 
     Raises :class:`WireError` as :meth:`Properties.encode` does.
     """
+    for name, value in (("content_type", content_type), ("message_id", message_id)):
+        if not isinstance(value, str):
+            raise WireError(f"{name}: {value!r} is no text")
     if not 0 <= timestamp < 1 << 64:
         raise WireError(f"timestamp: {timestamp} does not fit")
     return _plain_start(content_type) + encode_short(message_id, "message_id") + _LONGLONG.pack(timestamp)

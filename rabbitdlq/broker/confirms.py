@@ -1,6 +1,7 @@
 """Publishes out, confirms in: what a publishing channel does for every single message."""
 
 import asyncio
+import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from rabbitdlq.broker.frames import (
     BASIC_ACK,
     BASIC_NACK,
     BODY,
+    CHANNEL_CLOSE,
     HEADER,
     METHOD,
     RETURN,
@@ -48,7 +50,8 @@ class Lost(Exception):
 
 
 class _Waiting(NamedTuple):
-    message_id: str
+    #: the message id as it is on the wire: of two texts one may be no UTF-8, and come back as the other
+    key: bytes
     future: "asyncio.Future[None]"
     #: by the event loop's clock
     deadline: float
@@ -64,11 +67,12 @@ class PublishingChannel:
         self._number = channel.number
         self._loop = asyncio.get_running_loop()
         self._ways: dict[tuple[str, str, bool], bytes] = {}
+        self._over = False
         self._tag = 0
         #: by delivery tag, in order: "all up to" is taken from the front
         self._waiting: dict[int, _Waiting] = {}
         self._looking: asyncio.Handle | None = None
-        self._by_id: dict[str, asyncio.Future[None]] = {}
+        self._by_id: dict[bytes, asyncio.Future[None]] = {}
         self._returned: tuple[int, str] | None = None
         self._missing = 0
         channel.closing.add_done_callback(self._closed)
@@ -82,47 +86,51 @@ class PublishingChannel:
     @property
     def is_closed(self) -> bool:
         """Whether nothing can be published on it any more."""
-        return bool(self._channel.is_closed)
+        # the library notices the broker's close some turns later, when the number may belong to another channel already
+        return self._over or bool(self._channel.is_closed)
+
+    @property
+    def is_clogged(self) -> bool:
+        """Whether the socket takes no more for now, as with a broker that is blocked by an alarm."""
+        return self._frames.is_clogged
+
+    async def drained(self) -> None:
+        """Return when the socket has taken most of what was written."""
+        await self._frames.drain()
 
     def with_id(self, message_id: str) -> "asyncio.Future[None] | None":
         """The publish under way that has this id: a second beside it could not be told apart when one is returned."""
-        future = self._by_id.get(message_id)
+        future = self._by_id.get(message_id.encode("utf-8", "surrogateescape"))
         return None if future is None or future.done() else future
 
     def publish(
-        self,
-        exchange: str,
-        routing_key: str,
-        message_id: str,
-        properties: bytes,
-        body: bytes,
-        *,
-        timeout: float,
-        mandatory: bool,
+        self, way: tuple[str, str, bool], message_id: str, properties: bytes, body: bytes, deadline: float
     ) -> "asyncio.Future[None]":
-        """Write one message; the future ends with its confirm.
+        """Write one message its way (exchange, routing key, mandatory); the future ends with its confirm.
 
         It raises :class:`Returned`, :class:`Nacked`, :class:`Lost`, or :class:`TimeoutError` when no confirm came
-        within ``timeout`` seconds and a tenth. No other publish with this id may be
+        by the deadline (by the event loop's clock, and a tenth of a second). No other publish with this id may be
         under way, and the properties have to fit into a frame.
         """
-        way = self._ways.get((exchange, routing_key, mandatory))
-        if way is None:
+        method = self._ways.get(way)
+        if method is None:
             if len(self._ways) >= _KEPT_WAYS:
                 self._ways.clear()
-            way = publish_method(self._number, exchange.encode(), routing_key.encode(), mandatory)
-            self._ways[exchange, routing_key, mandatory] = way
+            exchange, routing_key, mandatory = way
+            method = publish_method(self._number, exchange.encode(), routing_key.encode(), mandatory)
+            self._ways[way] = method
         future: asyncio.Future[None] = self._loop.create_future()
-        if self._channel.is_closed:
+        if self.is_closed:
             future.set_exception(Lost(lower.ChannelInvalidStateError("the channel is closed"), alone=False))
             return future
+        key = message_id.encode("utf-8", "surrogateescape")
         self._tag += 1
-        self._waiting[self._tag] = _Waiting(message_id, future, self._loop.time() + timeout)
+        self._waiting[self._tag] = _Waiting(key, future, deadline)
         if self._looking is None:
             self._looking = self._loop.call_later(_LOOK_EVERY, self._look)
-        self._by_id[message_id] = future
+        self._by_id[key] = future
         self._frames.write(
-            self._number, b"".join((way, *content_frames(self._number, properties, body, self._frame_max)))
+            self._number, b"".join((method, *content_frames(self._number, properties, body, self._frame_max)))
         )
         return future
 
@@ -135,6 +143,8 @@ class PublishingChannel:
             if method == RETURN:
                 self._returned = parse_return(payload)
                 return True
+            if method == CHANNEL_CLOSE:
+                self._over = True
             return False
         if self._returned is None:
             return False
@@ -157,9 +167,9 @@ class PublishingChannel:
         self._looking = self._loop.call_later(_LOOK_EVERY, self._look) if late else None
 
     def _confirm(self, tag: int, multiple: bool, *, arrived: bool) -> None:
-        for message_id, future, _ in self._up_to(tag) if multiple else self._only(tag):
-            if self._by_id.get(message_id) is future:
-                del self._by_id[message_id]
+        for key, future, _ in self._up_to(tag) if multiple else self._only(tag):
+            if self._by_id.get(key) is future:
+                del self._by_id[key]
             if future.done():
                 continue  # it was returned, or its caller waits no more
             if arrived:
@@ -170,12 +180,15 @@ class PublishingChannel:
     def _give_back(self, raw: bytes, code: int, text: str) -> None:
         """A confirm follows, which then finds the future done."""
         try:
-            message_id = Properties.parse(raw).message_id or ""
+            key = (Properties.parse(raw).message_id or "").encode("utf-8", "surrogateescape")
         except WireError:
-            return
-        future = self._by_id.get(message_id)
+            key = b""
+        future = self._by_id.get(key)
         if future is not None and not future.done():
             future.set_exception(Returned(code, text))
+        elif future is None:
+            # whose it was cannot be told, and the confirm that follows would make a success of it: each is tried alone
+            self._fail_all(Lost(lower.ChannelInvalidStateError(f"returned without a known id: {text}"), alone=False))
 
     def _only(self, tag: int) -> Iterator[_Waiting]:
         found = self._waiting.pop(tag, None)
@@ -183,19 +196,22 @@ class PublishingChannel:
             yield found
 
     def _up_to(self, tag: int) -> Iterator[_Waiting]:
-        while self._waiting and (first := next(iter(self._waiting))) <= tag:
-            yield self._waiting.pop(first)
+        for each in list(itertools.takewhile(tag.__ge__, self._waiting)):
+            yield self._waiting.pop(each)
+
+    def _fail_all(self, error: Lost) -> None:
+        for _, future, _ in self._waiting.values():
+            if not future.done():
+                future.set_exception(error)
 
     def _closed(self, closing: "asyncio.Future[object]") -> None:
         self._frames.let_go(self._number, self._take)
         error = None if closing.cancelled() else closing.exception()
-        waiting, self._waiting, self._by_id = self._waiting, {}, {}
         cause = error or lower.ChannelInvalidStateError("the channel was closed")
         if self._looking is not None:
             self._looking.cancel()
-        for _, future, _ in waiting.values():
-            if not future.done():
-                future.set_exception(Lost(cause, alone=len(waiting) == 1))
+        self._fail_all(Lost(cause, alone=len(self._waiting) == 1))
+        self._waiting, self._by_id = {}, {}
 
     async def close(self) -> None:
         """Close the channel; what has no confirm by then is not known to have arrived."""

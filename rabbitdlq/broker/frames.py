@@ -8,15 +8,16 @@ from typing import Literal, NamedTuple
 
 __all__ = [
     "BASIC_ACK",
-    "BASIC_CANCEL",
     "BASIC_NACK",
     "BODY",
+    "CHANNEL_CLOSE",
     "DELIVER",
     "FRAME",
     "GET_OK",
     "HEADER",
     "METHOD",
     "RETURN",
+    "Deliver",
     "How",
     "content_frames",
     "content_header",
@@ -34,9 +35,8 @@ How = Literal["ack", "dead", "back"]
 #: kind, channel, size; the payload and one end octet follow
 FRAME = struct.Struct(">BHI")
 METHOD, HEADER, BODY = 1, 2, 3
-RETURN, DELIVER, GET_OK, BASIC_ACK, BASIC_NACK, BASIC_CANCEL = (
-    struct.pack(">HH", 60, method) for method in (50, 60, 71, 80, 120, 30)
-)
+RETURN, DELIVER, GET_OK, BASIC_ACK, BASIC_NACK = (struct.pack(">HH", 60, method) for method in (50, 60, 71, 80, 120))
+CHANNEL_CLOSE = struct.pack(">HH", 20, 40)
 _PUBLISH = struct.pack(">HHH", 60, 40, 0)
 _END = b"\xce"
 _HEADER_START = struct.Struct(">BHIHHQ")

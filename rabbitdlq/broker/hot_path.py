@@ -15,6 +15,7 @@ import structlog
 from rabbitdlq.broker.connection import CONNECT_TIMEOUT, Channel, Connection, close_channel
 from rabbitdlq.broker.frames import (
     BODY,
+    CHANNEL_CLOSE,
     DELIVER,
     HEADER,
     METHOD,
@@ -103,13 +104,13 @@ class ConsumingChannel:
         self._loop = asyncio.get_running_loop()
         self._consumer_tag = ""
         self._closing = False
+        #: the broker has closed the channel
+        self._over = False
         self._settlements = Settlements()
         self._flushing: asyncio.Handle | None = None
         #: answers written lately, and when the last was
         self._written = 0
         self._written_at = 0.0
-        #: handed out and not settled
-        self._open = 0
         self._told: Deliver | None = None
         self._raw = b""
         self._missing = 0
@@ -146,7 +147,7 @@ class ConsumingChannel:
     @property
     def is_closed(self) -> bool:
         """Whether nothing can be settled any more."""
-        return self._closing or bool(self._channel.is_closed)
+        return self._closing or self._over or bool(self._channel.is_closed)
 
     # --- in
 
@@ -168,9 +169,14 @@ class ConsumingChannel:
             if not self._missing:
                 self._hand_out(b"")
             return True
-        if kind == METHOD and payload[:4] == DELIVER:
-            self._told = parse_deliver(payload)
-            return True
+        if kind == METHOD:
+            if payload[:4] == DELIVER:
+                self._told = parse_deliver(payload)
+                self._settlements.opened(self._told.tag)
+                return True
+            if payload[:4] == CHANNEL_CLOSE:
+                # the library notices some turns later, when the number may belong to another channel already
+                self._over = True
         return False
 
     def _hand_out(self, body: bytes) -> None:
@@ -178,7 +184,6 @@ class ConsumingChannel:
         assert told is not None
         if self._closing:
             return
-        self._open += 1
         try:
             self._on_delivery(Delivery(self, told, self._raw, body))
         except Exception:  # it would end the connection, with all that is under way
@@ -189,12 +194,10 @@ class ConsumingChannel:
     def settle(self, tag: int, how: How) -> bool:
         """Settle a delivery; the broker is told together with its neighbours. False where that comes too late."""
         if self.is_closed:
-            log.warning("settled_too_late", settlement=how, delivery_tag=tag)
             return False
         if not self._settlements.settle(tag, how):
             return False
-        self._open -= 1
-        if self._open <= 0 or len(self._settlements) * 2 >= self._prefetch:
+        if not self._settlements.open or len(self._settlements) * 2 >= self._prefetch:
             self.flush()
         elif self._flushing is None:
             self._flushing = self._loop.call_later(ACK_DELAY, self.flush)
@@ -203,6 +206,7 @@ class ConsumingChannel:
     def settle_up_to(self, tag: int) -> None:
         """Acknowledge this delivery and all before it, none of which may have been settled in another way."""
         if not self.is_closed:
+            self._settlements.swept(tag)
             self._frames.write(self._number, settle_frame(self._number, "ack", tag, multiple=True))
 
     def flush(self) -> None:
@@ -210,7 +214,7 @@ class ConsumingChannel:
         if self._flushing is not None:
             self._flushing.cancel()
             self._flushing = None
-        if self._channel.is_closed or not len(self._settlements):
+        if self._over or self._channel.is_closed or not len(self._settlements):
             return
         frames = [settle_frame(self._number, how, tag, multiple) for how, tag, multiple in self._settlements.frames()]
         self._frames.write(self._number, b"".join(frames))
@@ -219,9 +223,10 @@ class ConsumingChannel:
         self._written_at = now
 
     async def arrived(self) -> None:
-        """Return when the broker has seen every settlement so far; raises :class:`BrokerError` where it may not have.
+        """Return when every settlement so far is at the broker's end of the channel; raises :class:`BrokerError` else.
 
-        An ack has no answer. The answer to a request sent after it on the same channel says that it has arrived.
+        An ack has no answer. The answer to a request sent after it on the same channel says that it has arrived there;
+        a quorum queue may hear of it a moment later, see :meth:`close`.
         """
         self.flush()
         with translated("settling deliveries"):

@@ -45,15 +45,10 @@ class PublishLink:
         publisher = await self.publisher(timeout)
         await publisher.publish(outgoing, timeout=timeout, mandatory=mandatory)
 
-    def begin(self, outgoing: Outgoing, *, timeout: timedelta) -> "asyncio.Future[None] | None":
-        """As :meth:`Publisher.begin`; None also where there is no connection yet."""
-        return None if self._publisher is None else self._publisher.begin(outgoing, timeout=timeout)
-
-    async def failed(self, error: BaseException, outgoing: Outgoing, *, timeout: timedelta) -> None:
-        """As :meth:`Publisher.failed`."""
-        if self._publisher is None:
-            raise BrokerUnavailable(f"{outgoing.what}: the connection is closed")
-        await self._publisher.failed(error, outgoing, timeout=timeout)
+    @property
+    def current(self) -> Publisher | None:
+        """The publisher at hand, which may have lost its line."""
+        return self._publisher
 
     async def _drop(self) -> None:
         if self._publisher is not None:

@@ -4,6 +4,7 @@ import asyncio
 import os
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import NamedTuple
 
 import aiormq.exceptions as lower
 
@@ -20,7 +21,7 @@ from rabbitdlq.errors import (
 from rabbitdlq.limits import MAX_EXCHANGE_BYTES, MAX_NAME_BYTES, check_name
 from rabbitdlq.wire import Properties, WireError
 
-__all__ = ["Outgoing", "Publisher", "new_id", "too_late"]
+__all__ = ["Deadline", "Outgoing", "Publisher", "new_id"]
 
 #: frame header, class, weight, body size, frame end
 _HEADER_FRAME_OVERHEAD = 7 + 12 + 1
@@ -49,6 +50,20 @@ class Outgoing:
     def what(self) -> str:
         """For error texts."""
         return f"publishing to {self.exchange or 'the default exchange'} with key {self.routing_key!r}"
+
+
+class Deadline(NamedTuple):
+    """Until when something has to be done, and how long that was when it was begun."""
+
+    seconds: float
+    #: by the event loop's clock
+    at: float
+
+    @classmethod
+    def after(cls, timeout: timedelta) -> "Deadline":
+        """So long from now."""
+        seconds = timeout.total_seconds()
+        return cls(seconds, asyncio.get_running_loop().time() + seconds)
 
 
 class Publisher:
@@ -86,7 +101,16 @@ class Publisher:
         """Whether its channel is open: then so is the connection, as far as the client has noticed."""
         return self._channel is not None and not self._channel.is_closed
 
-    def begin(self, outgoing: Outgoing, *, timeout: timedelta, mandatory: bool = True) -> "asyncio.Future[None] | None":
+    @property
+    def is_clogged(self) -> bool:
+        """Whether the socket takes no more for now, as with a broker that is blocked by an alarm."""
+        return self._channel is not None and self._channel.is_clogged
+
+    async def drained(self) -> None:
+        """Return when the socket takes more."""
+        await self._connection.frames.drain()
+
+    def begin(self, outgoing: Outgoing, deadline: Deadline, *, mandatory: bool = True) -> "asyncio.Future[None] | None":
         """Write it at once where nothing is in the way, else None: then :meth:`publish` it, which can wait.
 
         The future ends with the confirm; what it raises is for :meth:`failed`. Raises :class:`PublishRefused` for what
@@ -94,109 +118,99 @@ class Publisher:
         """
         channel = self._channel
         encoded, message_id = self._encode(outgoing)
-        if channel is None or channel.is_closed or channel.with_id(message_id) is not None:
+        if channel is None or channel.is_closed or channel.is_clogged or channel.with_id(message_id) is not None:
             return None
-        return channel.publish(
-            outgoing.exchange,
-            outgoing.routing_key,
-            message_id,
-            encoded,
-            outgoing.body,
-            timeout=timeout.total_seconds(),
-            mandatory=mandatory,
-        )
+        way = (outgoing.exchange, outgoing.routing_key, mandatory)
+        return channel.publish(way, message_id, encoded, outgoing.body, deadline.at)
 
     async def publish(self, outgoing: Outgoing, *, timeout: timedelta, mandatory: bool = True) -> None:
-        """Publish and wait for the confirm.
+        """Publish and wait for the confirm, all within the timeout.
 
         Raises :class:`Unroutable` when no queue took it, :class:`PublishRefused` when the broker nacked it or closed
         the channel over it, :class:`PublishUnconfirmed` when no confirm came in time (it may have arrived),
         :class:`AccessDenied`, :class:`EntityNotFound`, or :class:`BrokerUnavailable` when nothing could be sent.
         """
-        confirm = self.begin(outgoing, timeout=timeout, mandatory=mandatory)
+        deadline = Deadline.after(timeout)
+        confirm = self.begin(outgoing, deadline, mandatory=mandatory)
         if confirm is None:
-            confirm = await self._begin_late(outgoing, timeout, mandatory)
+            confirm = await self._begin_late(outgoing, deadline, mandatory)
         try:
             await confirm
         except asyncio.CancelledError as error:
             if cancelled_by_us():
                 raise
-            raise self._told(error, outgoing, timeout, sent=True) from error
+            raise self._told(error, outgoing, deadline, sent=True) from error
         except Exception as error:
-            await self.failed(error, outgoing, timeout=timeout, mandatory=mandatory)
+            await self.failed(error, outgoing, deadline, mandatory=mandatory)
 
-    async def _begin_late(self, outgoing: Outgoing, timeout: timedelta, mandatory: bool) -> "asyncio.Future[None]":
-        """When there is a channel, and nothing of the same id under way on it."""
-        message_id = outgoing.id
+    async def _begin_late(self, outgoing: Outgoing, deadline: Deadline, mandatory: bool) -> "asyncio.Future[None]":
+        """When there is a channel, the socket takes more, and nothing of the same id is under way."""
         try:
-            async with asyncio.timeout(timeout.total_seconds()):
+            async with asyncio.timeout_at(deadline.at):
                 while True:
                     channel = await self._open_channel()
-                    other = channel.with_id(message_id)
-                    if other is not None:
+                    other = channel.with_id(outgoing.id)
+                    if channel.is_clogged:
+                        await channel.drained()
+                    elif other is not None:
                         await asyncio.wait([other])
-                    elif (confirm := self.begin(outgoing, timeout=timeout, mandatory=mandatory)) is not None:
+                    elif (confirm := self.begin(outgoing, deadline, mandatory=mandatory)) is not None:
                         return confirm
         except BaseException as error:
-            told = self._told(error, outgoing, timeout, sent=False)
+            told = self._told(error, outgoing, deadline, sent=False)
             if told is error:
                 raise
             raise told from error
 
     async def failed(
-        self, error: BaseException, outgoing: Outgoing, *, timeout: timedelta, mandatory: bool = True
+        self, error: BaseException, outgoing: Outgoing, deadline: Deadline, *, mandatory: bool = True
     ) -> None:
         """What a publish came to whose future raised: an error of ours, or nothing if it went well at a second try.
 
         One bad publish closes the channel over all that are under way: each is tried alone, and the bad one is told by
         that. What had arrived already arrives twice, under the same id.
         """
-        match error:
-            case Returned():
-                raise unroutable(outgoing.what) from error
-            case Nacked():
-                raise nacked(outgoing.what) from error
-            case Lost(cause=cause, alone=alone) if self._connection.is_open and not (
-                alone and isinstance(cause, lower.ChannelClosed)
-            ):
-                pass
-            case Lost(cause=cause):
-                raise self._refusal(cause, outgoing, sent=True) from error
-            case _:
-                raise self._told(error, outgoing, timeout, sent=True) from error
-        async with self._alone:
-            channel = PublishingChannel(self._connection, await self._connection.channel(confirms=True))
-            try:
-                encoded, message_id = self._encode(outgoing)
-                await channel.publish(
-                    outgoing.exchange,
-                    outgoing.routing_key,
-                    message_id,
-                    encoded,
-                    outgoing.body,
-                    timeout=timeout.total_seconds(),
-                    mandatory=mandatory,
-                )
-            except Lost as again:
-                raise self._refusal(again.cause, outgoing, sent=True) from again
-            except (Returned, Nacked, TimeoutError) as again:
-                await self.failed(again, outgoing, timeout=timeout)
-            finally:
-                await channel.close()
+        by_neighbour = isinstance(error, Lost) and not (error.alone and isinstance(error.cause, lower.ChannelClosed))
+        if not (by_neighbour and self._connection.is_open):
+            raise self._told(error, outgoing, deadline, sent=True) from error
+        try:
+            async with asyncio.timeout_at(deadline.at), self._alone:
+                channel = await PublishingChannel.open(self._connection)
+                try:
+                    encoded, message_id = self._encode(outgoing)
+                    way = (outgoing.exchange, outgoing.routing_key, mandatory)
+                    await channel.publish(way, message_id, encoded, outgoing.body, deadline.at)
+                finally:
+                    await channel.close()
+        except BaseException as again:
+            told = self._told(again, outgoing, deadline, sent=True)
+            if told is again:
+                raise
+            raise told from again
 
-    def _told(self, error: BaseException, outgoing: Outgoing, timeout: timedelta, *, sent: bool) -> BaseException:
+    def _told(  # noqa: PLR0911 - one return a kind of error
+        self, error: BaseException, outgoing: Outgoing, deadline: Deadline, *, sent: bool
+    ) -> BaseException:
         """The error as the caller is told it."""
         match error:
-            case RabbitDLQError():
-                return error
+            case Returned():
+                return unroutable(outgoing.what)
+            case Nacked():
+                return nacked(outgoing.what)
+            case Lost(cause=cause):
+                return self._refusal(cause, outgoing, sent=sent)
+            case TimeoutError() if sent:
+                return PublishUnconfirmed(
+                    f"{outgoing.what}: no confirm within {deadline.seconds:g} s; is the broker blocked by an alarm?"
+                )
             case TimeoutError():
-                return too_late(outgoing, timeout, sent=sent)
-            case asyncio.CancelledError():
+                return BrokerUnavailable(
+                    f"{outgoing.what}: not sent within {deadline.seconds:g} s; is the broker blocked by an alarm?"
+                )
+            case asyncio.CancelledError() if not cancelled_by_us():
                 # a channel that closes cancels what waits on it; our own cancellation goes through
-                if cancelled_by_us():
-                    return error
                 return PublishUnconfirmed(f"{outgoing.what}: the connection was lost before the confirm")
-            case _ if isinstance(error, LOWER_ERRORS):
+            case _ if isinstance(error, LOWER_ERRORS) and not isinstance(error, RabbitDLQError):
                 return self._refusal(error, outgoing, sent=sent)
             case _:
                 return error
@@ -246,14 +260,6 @@ class Publisher:
         """Close the channel."""
         if self._channel is not None:
             await self._channel.close()
-
-
-def too_late(outgoing: Outgoing, timeout: timedelta, *, sent: bool) -> RabbitDLQError:
-    """The error of a publish that did not end in time."""
-    seconds = timeout.total_seconds()
-    if not sent:
-        return BrokerUnavailable(f"{outgoing.what}: not sent within {seconds:g} s")
-    return PublishUnconfirmed(f"{outgoing.what}: no confirm within {seconds:g} s; is the broker blocked by an alarm?")
 
 
 def new_id() -> str:

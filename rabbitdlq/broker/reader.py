@@ -21,19 +21,23 @@ import aiormq.connection
 import aiormq.exceptions as lower
 from yarl import URL
 
-from rabbitdlq.broker.frames import DELIVER, FRAME, GET_OK, HEADER, METHOD, RETURN
+from rabbitdlq.broker.frames import CHANNEL_CLOSE, DELIVER, FRAME, GET_OK, HEADER, METHOD, RETURN
 from rabbitdlq.texts import shorten
 from rabbitdlq.wire import Properties
 
 __all__ = ["FrameTransport", "Lifting", "original_properties"]
 
 _OPEN_OK, _CLOSE = (struct.pack(">HH", 10, method) for method in (41, 50))
-_CHANNEL_OPEN, _CHANNEL_CLOSE, _CHANNEL_CLOSE_OK = (struct.pack(">HH", 20, method) for method in (10, 40, 41))
+_CHANNEL_OPEN, _CHANNEL_CLOSE_OK = (struct.pack(">HH", 20, method) for method in (10, 41))
 _HEARTBEAT = FRAME.pack(8, 0, 0) + b"\xce"
 _FLAG_HEADERS = 1 << 13
 _ENTRY = "raw"
 #: what is taken from the socket at once; asyncio itself reads no more
 _READ_BYTES = 262_144
+#: what is joined to one write at most
+_WRITE_BYTES = 262_144
+#: bytes that the socket has not taken, beyond which nothing more is published: the broker does not read for now
+_CLOGGED_BYTES = 1_000_000
 #: seconds in which the library has to see some frame, or it takes the connection for dead
 _SIGN_OF_LIFE = 1.0
 
@@ -79,6 +83,11 @@ class FrameTransport(aiormq.connection.TransportFactory):
         assert self._writer is not None
         self._writer.join(channel, frames)
 
+    @property
+    def is_clogged(self) -> bool:
+        """Whether the socket takes no more for now."""
+        return self._writer is not None and self._writer.waiting_bytes > _CLOGGED_BYTES
+
     async def drain(self) -> None:
         """Return when the socket has taken most of what was written."""
         assert self._writer is not None
@@ -108,13 +117,18 @@ class FrameWriter:
             asyncio.get_running_loop().call_soon(self._flush)
         self._joined.append(frames)
         self._joined_bytes += len(frames)
-        if self._joined_bytes > _READ_BYTES:
+        if self._joined_bytes > _WRITE_BYTES:
             self._flush()
 
     def _flush(self) -> None:
         if self._joined:
             joined, self._joined, self._joined_bytes = self._joined, [], 0
             self._writer.write(b"".join(joined))
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What the socket has not taken yet."""
+        return self._joined_bytes + self._writer.transport.get_write_buffer_size()
 
     async def drained(self) -> None:
         """Write what was joined, and wait while the socket takes no more."""
@@ -195,7 +209,7 @@ class FrameReader:
         now = asyncio.get_running_loop().time()
         if passed:
             self._told_at = now
-        elif now - self._told_at > _SIGN_OF_LIFE:
+        elif at and self._opened and now - self._told_at > _SIGN_OF_LIFE:
             # the broker sends no heartbeats while it sends messages, and the library sees none of these
             self._told_at = now
             passed.append(_HEARTBEAT)
@@ -207,7 +221,7 @@ class FrameReader:
             method = payload[:4]
             if not self._opened:
                 self._watch_opening(payload)
-            if method == _CHANNEL_CLOSE and self._on_channel_closed is not None:
+            if method == CHANNEL_CLOSE and self._on_channel_closed is not None:
                 self._on_channel_closed(channel)
             if method in (DELIVER, RETURN, GET_OK):
                 payload = _legible(payload)

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from rabbitdlq.broker.link import PublishLink
-from rabbitdlq.broker.publisher import Outgoing
+from rabbitdlq.broker.publisher import Deadline, Outgoing, Publisher
 from rabbitdlq.errors import RabbitDLQError
 
 __all__ = ["PublishReport", "PublishStream"]
@@ -34,6 +34,8 @@ class _InFlight:
     place: int
     outgoing: Outgoing
     confirm: "asyncio.Future[None]"
+    publisher: Publisher
+    deadline: Deadline
 
 
 class PublishStream:
@@ -50,6 +52,9 @@ class PublishStream:
         self._slow: set[asyncio.Task[None]] = set()
         self._reports: deque[PublishReport] = deque()
         self._begun = False
+        self._over = False
+        #: an error that is no word of ours: it ends the stream
+        self._fault: Exception | None = None
         #: what the reading of reports, and the beginning of publishes, wait for
         self._told: asyncio.Future[None] | None = None
         self._room: asyncio.Future[None] | None = None
@@ -62,28 +67,32 @@ class PublishStream:
         try:
             while True:
                 while self._reports:
-                    yield self._reports.popleft()
+                    report = self._reports.popleft()
+                    self._wake()
+                    yield report
+                if self._fault is not None:
+                    raise self._fault
                 if self._begun and not self._in_flight and not self._slow:
                     break
                 self._told = self._loop.create_future()
                 await self._told
             await beginning
         finally:
+            self._over = True
             for task in (beginning, *self._slow):
                 task.cancel()
-            for each in list(self._in_flight.values()):
+            for each in self._in_flight.values():
                 each.confirm.cancel()
             await asyncio.gather(beginning, *self._slow, return_exceptions=True)
 
     async def _begin_all(self, payloads: AsyncIterator[Any], outgoing_of: Callable[[Any], Outgoing]) -> None:
         place = 0
         try:
-            with contextlib.suppress(RabbitDLQError):  # each publish tells it
-                await self._link.publisher(self._timeout)  # once it is there, their order is that of the payloads
             async for payload in payloads:
                 while self._is_full():
                     self._room = self._loop.create_future()
                     await self._room
+                await self._until_ready()
                 place += 1
                 try:
                     self._begin(place, outgoing_of(payload))
@@ -93,27 +102,40 @@ class PublishStream:
             self._begun = True
             self._wake()
 
+    async def _until_ready(self) -> None:
+        """Wait until a publish can be written at once, for as long as one may take: then their order is kept."""
+        publisher = self._link.current
+        with contextlib.suppress(RabbitDLQError, TimeoutError):  # each publish tells it
+            if publisher is None or not publisher.is_ready:
+                await self._link.publisher(self._timeout)
+            elif publisher.is_clogged:
+                async with asyncio.timeout(self._timeout.total_seconds()):
+                    await publisher.drained()
+
     def _is_full(self) -> bool:
-        return len(self._in_flight) + len(self._slow) >= self._window or self._bytes >= WINDOW_BYTES
+        """Reports that nobody has read yet count, too: a slow reader must not have all of the input in memory."""
+        under_way = len(self._in_flight) + len(self._slow) + len(self._reports)
+        return under_way >= self._window or self._bytes >= WINDOW_BYTES
 
     def _begin(self, place: int, outgoing: Outgoing) -> None:
-        confirm = self._link.begin(outgoing, timeout=self._timeout)
+        publisher, deadline = self._link.current, Deadline.after(self._timeout)
+        confirm = None if publisher is None else publisher.begin(outgoing, deadline)
         self._bytes += len(outgoing.body)
-        if confirm is None:
+        if publisher is None or confirm is None:
             self._slowly(place, outgoing, self._link.publish(outgoing, timeout=self._timeout))
             return
-        each = self._in_flight[place] = _InFlight(place, outgoing, confirm)
+        each = self._in_flight[place] = _InFlight(place, outgoing, confirm, publisher, deadline)
         confirm.add_done_callback(lambda _: self._ended(each))
 
     def _ended(self, each: _InFlight) -> None:
+        if self._over or each.confirm.cancelled():
+            return  # nobody reads any more
         del self._in_flight[each.place]
-        if each.confirm.cancelled():
-            return  # at the end of a stream that nobody reads any more
         error = each.confirm.exception()
         if error is None:
             self._report(PublishReport(each.place, each.outgoing.id), each.outgoing)
         else:
-            self._slowly(each.place, each.outgoing, self._link.failed(error, each.outgoing, timeout=self._timeout))
+            self._slowly(each.place, each.outgoing, each.publisher.failed(error, each.outgoing, each.deadline))
 
     def _slowly(self, place: int, outgoing: Outgoing, ending: Coroutine[Any, Any, None]) -> None:
         async def end() -> None:
@@ -122,6 +144,8 @@ class PublishStream:
                 await ending
             except RabbitDLQError as raised:
                 error = raised
+            except Exception as fault:
+                self._fault = fault
             self._report(PublishReport(place, outgoing.id, error), outgoing)
 
         task = asyncio.create_task(end())

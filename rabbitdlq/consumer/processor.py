@@ -57,8 +57,8 @@ class Processor:
         self._settler = settler
         self._index = index
         self._stopping = stopping
-        # bound once: most of what a line that is not shown costs is finding out that it is not
-        self._log = log.bind(queue=topology.name)
+        #: bound at the first line: most of what one that is not shown costs is finding out that it is not
+        self._log: structlog.stdlib.BoundLogger | None = None
         self._ways: dict[tuple[str, str, tuple[Death, ...]], Arrival] = {}
         self._in_handler: set[asyncio.Task[Any]] = set()
         self.summary = ConsumerSummary()
@@ -67,6 +67,7 @@ class Processor:
         """Bring one delivery to its end. Never raises but for a cancellation of the worker."""
         if delivery.gone:
             return
+        message: Message | None = None
         try:
             if self._stopping():
                 self.release(delivery)
@@ -80,8 +81,10 @@ class Processor:
             self._tell(message, outcome, settlement)
         except Exception:
             # a fault of ours must neither end the worker nor lose the message: the ladder brings it again
-            log.exception("delivery_unsettled", queue=self._topology.name, delivery_tag=delivery.tag)
             delivery.nack(requeue=False)
+            if message is None:
+                structlog.contextvars.unbind_contextvars("message_id", "queue", "attempt")
+            log.exception("delivery_unsettled", queue=self._topology.name, delivery_tag=delivery.tag)
 
     def release(self, delivery: Delivery) -> None:
         """Give back a delivery that nobody has begun."""
@@ -174,7 +177,10 @@ class Processor:
 
     def _tell(self, message: Message, outcome: Outcome, settlement: Settlement) -> None:
         """The one line of a delivery that ended; failures have said so already, with their error."""
-        self._log.debug(
+        if self._log is None:
+            self._log = log.bind(queue=self._topology.name)
+        tell = self._log.warning if settlement == "too_late" else self._log.debug
+        tell(
             "delivery_lost" if settlement == "too_late" else "delivery_settled",
             message_id=message.id,
             attempt=message.attempt,

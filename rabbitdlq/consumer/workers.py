@@ -1,13 +1,18 @@
 """The tasks that run handlers: as many as there is concurrency, and none more for a message."""
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable
 from time import perf_counter
 
+import structlog
+
 from rabbitdlq.broker import Delivery
 
 __all__ = ["Workers"]
+
+log = structlog.stdlib.get_logger(__name__)
 
 #: seconds after which a worker whose handlers never wait lets the event loop have its turn
 TURN = 0.002
@@ -62,8 +67,12 @@ class Workers:
         return len(deaf)
 
     def _wake(self) -> None:
-        self._waking = True
-        self._sleeping.pop().set_result(None)
+        while self._sleeping:
+            woken = self._sleeping.pop()
+            if not woken.done():
+                self._waking = True
+                woken.set_result(None)
+                return
 
     def _note_idle(self) -> None:
         if not self._busy and not self._waiting:
@@ -83,6 +92,9 @@ class Workers:
             self._busy += 1
             try:
                 await self._work(delivery)
+            except Exception:  # whatever it is, the next delivery has to be worked on
+                with contextlib.suppress(Exception):
+                    log.exception("worker_failed", delivery_tag=delivery.tag)
             finally:
                 self._busy -= 1
                 self._note_idle()
@@ -96,7 +108,5 @@ class Workers:
         try:
             await woken
         finally:
-            if woken.cancelled():
-                self._sleeping.remove(woken)
-            else:
+            if not woken.cancelled():
                 self._waking = False

@@ -38,8 +38,8 @@ class HistoryIndex:
 
     def has_since(self, when: datetime) -> bool:
         """Whether some message failed later than that, and was neither parked nor recovered as far as is known."""
-        newest = next(reversed(self._records.values()), None)
-        return newest is not None and newest[-1][1].at > when
+        # those touched last come first; what was read back later may be older than others
+        return any(record.at > when for known in reversed(self._records.values()) for _, record in known)
 
     def add(self, event: JournalEvent) -> None:
         """Take in one event; one that is known already, or says nothing of an attempt, changes nothing."""

@@ -31,9 +31,8 @@ class _Batch:
     size: int = 0
     waiting: "list[asyncio.Future[bool]]" = field(default_factory=list)
 
-    def add(self, event: JournalEvent) -> "asyncio.Future[bool]":
+    def add(self, event: JournalEvent, body: bytes) -> "asyncio.Future[bool]":
         """One more; the future says whether it was written."""
-        body = event.encode()
         self.events.append(event)
         self.bodies.append(body)
         self.size += len(body)
@@ -77,11 +76,11 @@ class JournalWriter:
     def begin(self, event: JournalEvent) -> "asyncio.Future[bool]":
         """As :meth:`append`, for who has something to do meanwhile."""
         kind = event.event
+        body = event.encode()
         gathered = self._gathered.setdefault(kind, deque())
         if not gathered or gathered[-1].full:
             gathered.append(_Batch())
-        batch = gathered[-1]
-        written = batch.add(event)
+        written = gathered[-1].add(event, body)
         if kind not in self._writing:
             self._writing[kind] = asyncio.create_task(self._write(kind, gathered))
         return written
@@ -93,6 +92,8 @@ class JournalWriter:
                 written = False
                 try:
                     written = await self._put(batch)
+                except Exception:  # those who wait, and the next batch, must not suffer from a fault of ours
+                    log.exception("journal_unwritable", queue=self._topology.name, lost_events=len(batch.events))
                 finally:
                     batch.tell(written)
         finally:

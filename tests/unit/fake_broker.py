@@ -60,6 +60,8 @@ class FakeBroker:
         self._size = 0
         self._tag = 0
         self.consumer_tag = ""
+        #: bytes that it pretends not to have read
+        self.unread = 0
         self._closing = False
 
     def stand_in(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,6 +87,13 @@ class FakeBroker:
             self.reader.feed_eof()
 
     # --- what a stream writer has
+
+    @property
+    def transport(self) -> "FakeBroker":
+        return self
+
+    def get_write_buffer_size(self) -> int:
+        return self.unread
 
     def write(self, data: bytes) -> None:
         self._received += data

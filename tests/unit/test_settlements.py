@@ -31,6 +31,13 @@ class Broker:
         return frames
 
 
+def opened(deliveries: int) -> Settlements:
+    settlements = Settlements()
+    for tag in range(1, deliveries + 1):
+        settlements.opened(tag)
+    return settlements
+
+
 @st.composite
 def endings(draw: st.DrawFn) -> tuple[int, list[tuple[int, How]], list[int]]:
     """So many deliveries, some of which end in some order, with a flush after these places of it."""
@@ -48,7 +55,7 @@ def test_every_delivery_ends_as_it_was_told_and_none_that_is_open_is_swept_along
 ) -> None:
     """C45: "multiple" settled neighbours that were still running."""
     deliveries, hows, flushes = case
-    settlements, broker = Settlements(), Broker(deliveries)
+    settlements, broker = opened(deliveries), Broker(deliveries)
     for place, (tag, how) in enumerate(hows):
         if place in flushes:
             broker.take(settlements.frames())
@@ -65,7 +72,7 @@ def test_every_delivery_ends_as_it_was_told_and_none_that_is_open_is_swept_along
 
 
 def test_a_run_that_ended_alike_is_one_frame_and_the_others_wait_for_nobody() -> None:
-    settlements = Settlements()
+    settlements = opened(8)
     for tag in (1, 2, 3, 5, 6):
         settlements.settle(tag, "ack")
 
@@ -76,11 +83,12 @@ def test_a_run_that_ended_alike_is_one_frame_and_the_others_wait_for_nobody() ->
     settlements.settle(8, "ack")
 
     assert settlements.frames() == [("dead", 7, True), ("ack", 8, False)]
+    assert settlements.open == 0
 
 
 def test_the_last_of_three_is_nacked_and_the_first_two_stay_open() -> None:
     """C45 to the letter."""
-    settlements, broker = Settlements(), Broker(3)
+    settlements, broker = opened(3), Broker(3)
     settlements.settle(3, "dead")
     broker.take(settlements.frames())
     assert (broker.ended, broker.open) == ({3: "dead"}, {1, 2})
@@ -88,3 +96,24 @@ def test_the_last_of_three_is_nacked_and_the_first_two_stay_open() -> None:
     settlements.settle(1, "ack")
     broker.take(settlements.frames())
     assert (broker.ended, broker.open) == ({3: "dead", 1: "ack"}, {2})
+
+
+def test_one_that_stays_open_costs_no_memory_for_those_that_pass_it() -> None:
+    """A hung handler, and five million others: each was remembered until it ended."""
+    settlements = opened(1)
+    for tag in range(2, 20_000):
+        settlements.opened(tag)
+        settlements.settle(tag, "ack")
+        settlements.frames()
+
+    assert settlements.open == 1
+    assert sum(len(value) for value in vars(settlements).values()) == 1
+
+
+def test_what_was_swept_by_hand_is_forgotten() -> None:
+    settlements = opened(10)
+    settlements.swept(7)
+
+    assert settlements.open == 3
+    assert not settlements.settle(7, "ack")
+    assert settlements.settle(8, "ack")

@@ -152,3 +152,22 @@ async def test_a_handler_that_swallows_its_end_is_left_to_itself_and_takes_no_mo
     gate.set()
     await settled()
     assert begun == [1]
+
+
+async def test_a_fault_in_the_work_ends_no_worker() -> None:
+    """A line of the log that failed ended the worker, and the consumer stayed connected and did nothing."""
+    done: list[int] = []
+
+    async def faulty(each: Delivery) -> None:
+        if cast(int, each) < 5:
+            raise RuntimeError("a fault of ours")
+        done.append(cast(int, each))
+
+    workers = Workers(2, faulty)
+    workers.start()
+    for number in range(8):
+        workers.put(delivery(number))
+    await asyncio.wait_for(workers.idle.wait(), 5)
+
+    assert done == [5, 6, 7]
+    await workers.end(5)
