@@ -58,7 +58,8 @@ class FakeBroker:
         self._header = b""
         self._body = b""
         self._size = 0
-        self._tag = 0
+        #: by channel
+        self._tags: dict[int, int] = {}
         self.consumer_tag = ""
         #: bytes that it pretends not to have read
         self.unread = 0
@@ -163,11 +164,11 @@ class FakeBroker:
         if publish is None or len(self._body) < self._size:
             return
         self._publishing = None
-        self._tag += 1
+        tag = self._tags[channel] = self._tags.get(channel, 0) + 1
         properties = Properties.parse(self._header)
         self.published.append((publish.exchange or "", publish.routing_key or "", properties, self._body))
         if not self.on_publish(publish, self._header, self._body):
-            self.send(method_frame(commands.Basic.Ack(delivery_tag=self._tag), channel))
+            self.send(method_frame(commands.Basic.Ack(delivery_tag=tag), channel))
 
     def give_back(self, publish: commands.Basic.Publish, header: bytes, body: bytes) -> bool:
         """Return a publish as unroutable, and confirm it, as the broker does."""
