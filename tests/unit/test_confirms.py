@@ -20,13 +20,6 @@ URL = "amqp://guest:guest@nowhere/?heartbeat=0"
 
 
 @pytest.fixture
-async def broker(monkeypatch: pytest.MonkeyPatch) -> FakeBroker:
-    broker = FakeBroker()
-    broker.stand_in(monkeypatch)
-    return broker
-
-
-@pytest.fixture
 async def publisher(broker: FakeBroker) -> AsyncIterator[Publisher]:
     async with await Connection.open(URL) as connection:
         yield await Publisher.open(connection)

@@ -176,13 +176,6 @@ class TestContract:
 
 
 @pytest.fixture
-async def broker(monkeypatch: pytest.MonkeyPatch) -> FakeBroker:
-    broker = FakeBroker()
-    broker.stand_in(monkeypatch)
-    return broker
-
-
-@pytest.fixture
 async def connection(broker: FakeBroker) -> AsyncIterator[Connection]:
     async with await Connection.open("amqp://guest:guest@nowhere/?heartbeat=0") as connection:
         yield connection
