@@ -28,7 +28,7 @@ test: $(INSTALLED) ## run all tests, with a broker of their own if none is given
 
 check: lint test ## check format, lint and types, then run all tests
 
-lint: $(INSTALLED)
+lint: $(INSTALLED) ## check format, lint and types
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy

@@ -44,7 +44,9 @@ def consume(
     log_format: Annotated[
         str, typer.Option(envvar="RABBITDLQ_LOG_FORMAT", help="console, json, or auto: console on a terminal.")
     ] = "auto",
-    log_level: Annotated[str, typer.Option(envvar="RABBITDLQ_LOG_LEVEL", help="debug, info, warning, error.")] = "info",
+    log_level: Annotated[
+        str, typer.Option(envvar="RABBITDLQ_LOG_LEVEL", help="debug (successes, too), info, warning, error, critical.")
+    ] = "info",
 ) -> None:
     """Consume a work queue: failures are retried on the ladder, and parked when the attempts are used up.
 

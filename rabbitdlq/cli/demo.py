@@ -105,10 +105,10 @@ class Demo:
 
     def _consume(self, more: Mapping[str, str]) -> None:
         """A consumer process; its JSON log lines are shown in short."""
-        words = ("consume", QUEUE, "--handler", "rabbitdlq.demo.handler:handle", "--drain")
-        self._prompt(words)
         # successes are told at that level
-        environment = {**self._environment, **more, "RABBITDLQ_LOG_LEVEL": "debug"}
+        words = ("consume", QUEUE, "--handler", "rabbitdlq.demo.handler:handle", "--drain", "--log-level", "debug")
+        self._prompt(words)
+        environment = {**self._environment, **more}
         with subprocess.Popen(  # noqa: S603 - our own program
             _program(*words), env=environment, stderr=subprocess.PIPE, text=True
         ) as process:

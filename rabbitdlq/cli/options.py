@@ -90,7 +90,7 @@ def json_line(value: Any) -> None:
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run a command's coroutine; on uvloop where that is installed (``pip install rabbitdlq[fast]``)."""
+    """Run a command's coroutine; on uvloop where that is installed (the extra ``fast``)."""
     try:
         new_loop = importlib.import_module("uvloop").new_event_loop
     except ImportError:

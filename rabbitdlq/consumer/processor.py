@@ -176,7 +176,12 @@ class Processor:
                 self.summary.released += 1
 
     def _tell(self, message: Message, outcome: Outcome, settlement: Settlement) -> None:
-        """The one line of a delivery that ended; failures have said so already, with their error."""
+        """The one line of a delivery that ended; failures have said so already, with their error.
+
+        A program that has not set structlog up would have every success printed: there they are left out.
+        """
+        if settlement != "too_late" and not structlog.is_configured():
+            return
         if self._log is None:
             self._log = log.bind(queue=self._topology.name)
         tell = self._log.warning if settlement == "too_late" else self._log.debug

@@ -147,6 +147,7 @@ def test_the_first_program_of_the_readme_does_what_it_says(broker: BrokerAddress
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
 
     lines = [line for line in done.stdout.splitlines() if line.startswith(("attempt", "exhausted"))]
+    assert "[debug" not in done.stdout, "a program that set no logs up has every success printed"
     assert lines == [
         *(f"attempt {number} of 3 {{'to': 'ada@example.org'}}" for number in (1, 2, 3)),
         "exhausted 3 ['mail server is down', 'mail server is down', 'mail server is down']",
