@@ -16,7 +16,7 @@ from rabbitdlq.broker.link import PublishLink
 from rabbitdlq.broker.publisher import Outgoing, Publisher, new_id
 from rabbitdlq.broker.reader import original_properties
 from rabbitdlq.broker.stream import PublishReport, PublishStream
-from rabbitdlq.broker.translate import shown_url, translate, translated
+from rabbitdlq.broker.translate import cancelled_by_us, shown_url, translate, translated
 
 __all__ = [
     "DEFAULT_URL",
@@ -32,6 +32,7 @@ __all__ = [
     "Publisher",
     "Report",
     "apply_topology",
+    "cancelled_by_us",
     "check_topology",
     "close_channel",
     "count_messages",

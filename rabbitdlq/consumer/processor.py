@@ -7,7 +7,7 @@ from typing import Any
 
 import structlog
 
-from rabbitdlq.broker import Delivery
+from rabbitdlq.broker import Delivery, cancelled_by_us
 from rabbitdlq.consumer.attempt import Attempt, Handler
 from rabbitdlq.consumer.outcome import Outcome, Park, Released, Retry, Succeeded, decide, undecodable
 from rabbitdlq.consumer.settle import Settlement, Settler
@@ -79,8 +79,11 @@ class Processor:
             settlement = await self._settler.settle(delivery, message, outcome)
             self._count(outcome, settlement)
             self._tell(message, outcome, settlement)
-        except Exception:
-            # a fault of ours must neither end the worker nor lose the message: the ladder brings it again
+        except (Exception, asyncio.CancelledError):
+            if cancelled_by_us():
+                raise
+            # a fault of ours must neither end the worker nor lose the message: the ladder brings it again; and a
+            # library that cancels what waits for a line that was lost cancels no worker of ours
             delivery.nack(requeue=False)
             if message is None:
                 structlog.contextvars.unbind_contextvars("message_id", "queue", "attempt")

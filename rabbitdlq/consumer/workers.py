@@ -92,7 +92,9 @@ class Workers:
             self._busy += 1
             try:
                 await self._work(delivery)
-            except Exception:  # whatever it is, the next delivery has to be worked on
+            except (Exception, asyncio.CancelledError):  # whatever it is, the next delivery has to be worked on
+                if self._ended:
+                    raise
                 with contextlib.suppress(Exception):
                     log.exception("worker_failed", delivery_tag=delivery.tag)
             finally:

@@ -154,13 +154,17 @@ async def test_a_handler_that_swallows_its_end_is_left_to_itself_and_takes_no_mo
     assert begun == [1]
 
 
-async def test_a_fault_in_the_work_ends_no_worker() -> None:
-    """A line of the log that failed ended the worker, and the consumer stayed connected and did nothing."""
+@pytest.mark.parametrize("fault", [RuntimeError, asyncio.CancelledError])
+async def test_a_fault_in_the_work_ends_no_worker(fault: type[BaseException]) -> None:
+    """A line of the log that failed ended the worker, and the consumer stayed connected and did nothing.
+
+    So would a cancellation that is none of ours: the library cancels what waits for a line that was lost.
+    """
     done: list[int] = []
 
     async def faulty(each: Delivery) -> None:
         if cast(int, each) < 5:
-            raise RuntimeError("a fault of ours")
+            raise fault
         done.append(cast(int, each))
 
     workers = Workers(2, faulty)
