@@ -152,7 +152,7 @@ async def test_a_kill_between_the_confirm_of_a_park_and_its_ack_parks_twice_but_
     assert await bench.raw.count(topology.dlq) == 0
 
 
-async def test_a_killed_broker_comes_back_with_every_letter_and_its_consumers_go_on(
+async def test_a_broker_that_restarts_or_is_killed_comes_back_with_every_letter_and_its_consumers_go_on(
     private_node: LocalBroker, tmp_path: Path
 ) -> None:
     """C33: a copy that was made transient by a retry, a park or a replay would be gone."""
@@ -164,18 +164,27 @@ async def test_a_killed_broker_comes_back_with_every_letter_and_its_consumers_go
         async with worker_process(url, busy, tmp_path / "w", "w") as worker:
             await publish_many(bench, busy, (asdict(Order(n, failures=99)) for n in range(20)))
             await until(lambda: worker.count("failed") >= 30, "all of them have failed, some twice")
-            private_node.kill()
-            await asyncio.to_thread(private_node.up)
+            if bench.raw.connection.version < (3, 13):
+                # killed under load, 3.10.8 itself has lost messages between two rungs (12 of 20, in one run of ten):
+                # never handed out again, in no queue any more; the README says so
+                await asyncio.to_thread(private_node.restart)
+            else:
+                private_node.kill()
+                await asyncio.to_thread(private_node.up)
             async with _bench(url) as again:
                 async with again.dlq(busy) as dlq:
                     await _until_all_dead(private_node, lambda: _all_dead(again, busy, dlq, 20))
                 assert worker.running
+            await worker.kill()
+            private_node.kill()
+            await asyncio.to_thread(private_node.up)
+            await asyncio.to_thread(_control, private_node, "eval", _ELECT)
+            async with _bench(url) as again:
                 for queue in (resting.name, resting.rungs[0].queue, resting.dlq):
                     taken = await again.raw.take(queue)
                     assert taken is not None, f"the message in {queue} is gone"
                     assert taken[1].delivery_mode == 2
                 again.raw.topologies += [resting, busy]
-                await worker.kill()
                 await again.raw.delete_everything()
 
 
