@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import structlog
 import typer
 from rich.console import Console, RenderableType
 
@@ -18,6 +19,8 @@ from rabbitdlq.settings import load_topologies, pick_topology
 from rabbitdlq.topology import Topology
 
 __all__ = ["Options", "confirm", "err", "json_line", "options_of", "run", "say", "show", "stop_on_signals"]
+
+log = structlog.stdlib.get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -96,7 +99,13 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     except ImportError:
         new_loop = None
     with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.get_loop().set_exception_handler(_tell_loop_error)
         return runner.run(work)
+
+
+def _tell_loop_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What nobody waited for, as a connection that was being opened when the command was stopped: one line."""
+    log.warning("loop_error", message=context.get("message"), error=repr(context.get("exception")))
 
 
 @contextlib.contextmanager
