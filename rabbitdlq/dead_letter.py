@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
-from functools import lru_cache
 from typing import Any
 
 from rabbitdlq import names
@@ -18,14 +17,12 @@ from rabbitdlq.deaths import Death, deaths_of
 from rabbitdlq.failure import Failure
 from rabbitdlq.message import Undecodable, created_at, decode_payload, derived_id, lap_of, told_lap
 from rabbitdlq.texts import printable
-from rabbitdlq.wire import Headers, Properties, decoded
+from rabbitdlq.wire import Headers, Properties, decoded, remembered
 
 __all__ = ["AttemptRecord", "DeadLetter", "harmless", "iso", "jsonable", "read_original", "read_time"]
 
 #: a thousand years: no handler ran longer
 _LONGEST_MS = 3.2e13
-#: bytes of a header beyond which its decoded value is not kept
-_WORTH_KEEPING = 4_000
 #: direct reply-to is bound to the channel of the requester: the broker refuses it on a republish
 DIRECT_REPLY_TO = "amq.rabbitmq.reply-to"
 
@@ -220,13 +217,8 @@ def harmless(properties: Properties) -> tuple[Properties, dict[str, Any]]:
     return properties.but(headers=table.without(_harms), expiration=None, user_id=None, reply_to=reply_to), moved
 
 
+@remembered
 def _json_value(raw: bytes) -> Any:
-    return _known_json_value(raw) if len(raw) < _WORTH_KEEPING else jsonable(decoded(raw))
-
-
-@lru_cache(maxsize=1_000)
-def _known_json_value(raw: bytes) -> Any:
-    """Messages that failed in one second have the same ``x-death``, byte for byte."""
     return jsonable(decoded(raw))
 
 

@@ -8,17 +8,13 @@ deaths", never an exception; and what a header says counts only on a delivery th
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import lru_cache
 from typing import Any
 
 from rabbitdlq.texts import printable, shorten
 from rabbitdlq.topology import Topology
-from rabbitdlq.wire import Headers, decoded
+from rabbitdlq.wire import Headers, decoded, remembered
 
 __all__ = ["Arrival", "Death", "arrival", "deaths_of", "parse_deaths"]
-
-#: bytes of ``x-death`` beyond which what it says is not kept
-_WORTH_KEEPING = 4_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +53,11 @@ def parse_deaths(value: Any) -> tuple[Death, ...]:
 def deaths_of(headers: Headers) -> tuple[Death, ...]:
     """What the message's ``x-death`` tells."""
     raw = headers.raw("x-death")
-    if raw is None:
-        return ()
-    return _parse_raw(raw) if len(raw) < _WORTH_KEEPING else parse_deaths(decoded(raw))
+    return () if raw is None else _parse_raw(raw)
 
 
-@lru_cache(maxsize=1_000)
+@remembered
 def _parse_raw(raw: bytes) -> tuple[Death, ...]:
-    """Messages that failed in one second have the same ``x-death``, byte for byte."""
     return parse_deaths(decoded(raw))
 
 

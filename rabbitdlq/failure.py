@@ -56,7 +56,7 @@ class Failure:
     def of(cls, error: BaseException | str) -> "Failure":
         """From an exception, or from a text where there is none."""
         if isinstance(error, str):
-            return cls("Error", shorten(error, MESSAGE_BYTES), None, fingerprint("Error", error[:_LOOKED_AT]))
+            return cls("Error", shorten(error, MESSAGE_BYTES), None, fingerprint("Error", error))
         name = type(error).__qualname__
         if type(error).__module__ not in {"builtins", "__main__", "rabbitdlq.errors"}:
             name = f"{type(error).__module__}.{name}"
@@ -68,7 +68,7 @@ class Failure:
             type=name,
             message=shorten(message, MESSAGE_BYTES),
             traceback=_traceback(error),
-            fingerprint=fingerprint(name, message[:_LOOKED_AT], _where(error)),
+            fingerprint=fingerprint(name, message, _where(error)),
         )
 
 
@@ -144,15 +144,19 @@ def _frames(place: tuple[tuple[CodeType, int], ...]) -> str:
     return "".join(["Traceback (most recent call last):\n", *traceback.StackSummary.from_list(summaries).format()])
 
 
-@lru_cache(maxsize=1_000)
 def fingerprint(kind: str, message: str, where: str = "") -> str:
     """Sixteen hex digits, the same for the same bug: blind to ids, numbers, dates, addresses, paths, quoted values.
 
     >>> fingerprint("KeyError", "no order 17 at 0x7f3a") == fingerprint("KeyError", "no order 18 at 0x7f3b")
     True
     """
+    return _fingerprint(kind, message[:_LOOKED_AT], where)
+
+
+@lru_cache(maxsize=1_000)
+def _fingerprint(kind: str, message: str, where: str) -> str:
     # a missing key is the bug, unless it is a value
-    words = message if kind == "KeyError" and _KEY.fullmatch(message) else _VARIABLE.sub("#", message[:_LOOKED_AT])
+    words = message if kind == "KeyError" and _KEY.fullmatch(message) else _VARIABLE.sub("#", message)
     text = _SEVERAL.sub("#", words)
     # the cut comes after: where a text was cut must not depend on how long the numbers before were
     text = " ".join(text.split())[:_KEPT]

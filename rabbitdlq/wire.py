@@ -10,12 +10,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 from rabbitdlq.fields import WireError, decode_value, encode_short, encode_table, encode_value, entries, sized
 
-__all__ = ["Headers", "Properties", "WireError", "decoded", "plain_properties"]
+__all__ = ["Headers", "Properties", "WireError", "decoded", "plain_properties", "remembered"]
 
+T = TypeVar("T")
+
+#: bytes of a value beyond which what was read from it is not remembered
+_WORTH_KEEPING = 4_000
 _LONG = struct.Struct(">I")
 _LONGLONG = struct.Struct(">Q")
 _OCTET = struct.Struct(">B")
@@ -30,6 +34,15 @@ def decoded(raw: bytes) -> Any:
         return None
 
 
+def remembered(read: Callable[[bytes], T]) -> Callable[[bytes], T]:
+    """``read``, with what it gave for the last thousand small values: they must not be changed.
+
+    Messages that failed in one second have the same ``x-death``, byte for byte.
+    """
+    known = lru_cache(maxsize=1_000)(read)
+    return lambda raw: known(raw) if len(raw) < _WORTH_KEEPING else read(raw)
+
+
 class Headers(Mapping[str, Any]):
     """The header table of one message: a read-only mapping that keeps each entry's bytes.
 
@@ -37,14 +50,12 @@ class Headers(Mapping[str, Any]):
     keeps both places on the wire; looking gives the first.
     """
 
-    __slots__ = ("_decoded", "_encoded", "_first", "_raw")
+    __slots__ = ("_encoded", "_first", "_raw")
 
     def __init__(self, values: Mapping[str, Any] | None = None) -> None:
         """Encode ``values``; raises :class:`WireError` for a value or a name that AMQP cannot carry."""
         self._raw = tuple([(name, encode_value(value)) for name, value in values.items()]) if values else ()
         self._first: dict[str, bytes] | None = None
-        #: arrays and tables that somebody looked at: ``x-death`` is, again and again
-        self._decoded: dict[str, Any] = {}
         #: the table's bytes, where they are known; made at once from values: a name that does not fit is told here
         self._encoded: bytes | None = encode_table(self._raw) if values else b""
 
@@ -61,12 +72,7 @@ class Headers(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         """The decoded value; a broken one reads as None, because looking must not fail on foreign headers."""
-        if name in self._decoded:
-            return self._decoded[name]
-        value = decoded(self._by_name[name])
-        if isinstance(value, list | dict):
-            self._decoded[name] = value
-        return value
+        return decoded(self._by_name[name])
 
     def get(self, name: str, default: Any = None) -> Any:
         """The decoded value, or the default; most names that are asked for are not there, and that has to be cheap."""

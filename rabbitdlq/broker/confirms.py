@@ -89,15 +89,6 @@ class PublishingChannel:
         # the library notices the broker's close some turns later, when the number may belong to another channel already
         return self._over or bool(self._channel.is_closed)
 
-    @property
-    def is_clogged(self) -> bool:
-        """Whether the socket takes no more for now, as with a broker that is blocked by an alarm."""
-        return self._frames.is_clogged
-
-    async def drained(self) -> None:
-        """Return when the socket has taken most of what was written."""
-        await self._frames.drain()
-
     def with_id(self, message_id: str) -> "asyncio.Future[None] | None":
         """The publish under way that has this id: a second beside it could not be told apart when one is returned."""
         future = self._by_id.get(message_id.encode("utf-8", "surrogateescape"))

@@ -126,21 +126,25 @@ class ConsumingChannel:
         *,
         prefetch: int,
         arguments: dict[str, Any] | None = None,
-        consumer_tag: str | None = None,
         channel: Channel | None = None,
     ) -> "ConsumingChannel":
-        """Open a channel (or take the given one) and consume; raises :class:`BrokerError` where that cannot be done."""
+        """Open a channel (or take the given one) and consume.
+
+        Raises :class:`BrokerError` where that cannot be done; the channel is closed then, with what it may hold.
+        """
         channel = channel or await connection.channel()
         self = cls(connection, channel, on_delivery, on_end, prefetch=prefetch)
         channel.on_consumer_cancel_callbacks.add(lambda _: self._end("the broker cancelled the consumer"))
         channel.closing.add_done_callback(self._closed)
         self._frames.lift(self._number, self._take)
-        with translated(f"consuming {queue!r}"):
-            async with asyncio.timeout(CONNECT_TIMEOUT.total_seconds()):
-                await channel.basic_qos(prefetch_count=prefetch)
-                consumed = await channel.basic_consume(
-                    queue, _never_called, arguments=arguments, consumer_tag=consumer_tag
-                )
+        try:
+            with translated(f"consuming {queue!r}"):
+                async with asyncio.timeout(CONNECT_TIMEOUT.total_seconds()):
+                    await channel.basic_qos(prefetch_count=prefetch)
+                    consumed = await channel.basic_consume(queue, _never_called, arguments=arguments)
+        except BaseException:
+            await self.close()
+            raise
         self._consumer_tag = str(consumed.consumer_tag)
         return self
 

@@ -104,7 +104,7 @@ class Publisher:
     @property
     def is_clogged(self) -> bool:
         """Whether the socket takes no more for now, as with a broker that is blocked by an alarm."""
-        return self._channel is not None and self._channel.is_clogged
+        return self._connection.frames.is_clogged
 
     async def drained(self) -> None:
         """Return when the socket takes more."""
@@ -118,7 +118,7 @@ class Publisher:
         """
         channel = self._channel
         encoded, message_id = self._encode(outgoing)
-        if channel is None or channel.is_closed or channel.is_clogged or channel.with_id(message_id) is not None:
+        if channel is None or channel.is_closed or self.is_clogged or channel.with_id(message_id) is not None:
             return None
         way = (outgoing.exchange, outgoing.routing_key, mandatory)
         return channel.publish(way, message_id, encoded, outgoing.body, deadline.at)
@@ -150,8 +150,8 @@ class Publisher:
                 while True:
                     channel = await self._open_channel()
                     other = channel.with_id(outgoing.id)
-                    if channel.is_clogged:
-                        await channel.drained()
+                    if self.is_clogged:
+                        await self.drained()
                     elif other is not None:
                         await asyncio.wait([other])
                     elif (confirm := self.begin(outgoing, deadline, mandatory=mandatory)) is not None:

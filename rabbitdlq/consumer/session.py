@@ -62,7 +62,9 @@ class Session:
             await self._catch_up(self._connection)
             self.version = self._connection.version
             self._on_ready(self)
-            await self._consume(self._connection)
+            self._channel = await ConsumingChannel.consume(
+                self._connection, self._topology.name, self._on_delivery, self._end, prefetch=self._prefetch
+            )
         except BaseException:
             await self.close()
             raise
@@ -75,11 +77,6 @@ class Session:
         except BrokerError as error:
             # working without histories beats not working
             log.warning("journal_unreadable", queue=self._topology.name, error=str(error))
-
-    async def _consume(self, connection: Connection) -> None:
-        self._channel = await ConsumingChannel.consume(
-            connection, self._topology.name, self._on_delivery, self._end, prefetch=self._prefetch
-        )
 
     def _end(self, reason: str) -> None:
         if not self._closing and not self.ended.is_set():

@@ -203,9 +203,9 @@ class _Process:
         self._began = self._began or "began" in words
         self._finished = self._finished or "finished" in words
         self._error = words.get("failed", self._error)
-        # a restarted process may be a newer version with numbers that we do not know
-        known = {each.name for each in fields(ConsumerSummary)}
         if "summary" in words:
+            # a restarted process may be a newer version with numbers that we do not know
+            known = {each.name for each in fields(ConsumerSummary)}
             self.summary = ConsumerSummary(**{name: n for name, n in words["summary"].items() if name in known})
 
 

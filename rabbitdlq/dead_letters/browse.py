@@ -146,14 +146,12 @@ class Browser:
         room for another, which nobody had counted.
         """
         arrived: asyncio.Queue[Delivery | None] = asyncio.Queue()
-        raw = await self._connection.channel()
         channel = await ConsumingChannel.consume(
             self._connection,
             self._topology.dlq,
             arrived.put_nowait,
             lambda _: arrived.put_nowait(None),
             prefetch=size,
-            channel=raw,
         )
         self._filled[channel] = 0
         self._consuming.append(channel)

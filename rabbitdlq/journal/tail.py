@@ -75,12 +75,12 @@ class JournalReader:
             with translated(f"reading the journal {self._topology.journal_queue!r}"):
                 async with asyncio.timeout(CONNECT_TIMEOUT.total_seconds()):
                     queue, arguments = await self._source(channel, since)
-            self._channel = await ConsumingChannel.consume(
-                connection, queue, self._take, ended, prefetch=PREFETCH, arguments=arguments, channel=channel
-            )
         except BaseException:
             await close_channel(channel)
             raise
+        self._channel = await ConsumingChannel.consume(
+            connection, queue, self._take, ended, prefetch=PREFETCH, arguments=arguments, channel=channel
+        )
         self._reading = True
 
     async def _source(self, channel: Channel, since: datetime | None) -> tuple[str, dict[str, Any]]:

@@ -74,12 +74,12 @@ async def test_a_slow_handler_does_not_hold_back_the_acks_of_its_neighbours(benc
     await publish_many(bench, topology, range(100))
     async with bench.running(topology, handler, concurrency=10, prefetch=10):
         # the prefetch is one more than the slow one leaves room for: unacknowledged neighbours would end it here
-        await until(lambda: _only_one_is_out(bench, topology.name), "all others are acknowledged")
+        await until(lambda: _none_waits(bench, topology.name), "all others are acknowledged")
         release.set()
     assert await all_empty(bench, topology)
 
 
-async def _only_one_is_out(bench: Bench, queue: str) -> bool:
+async def _none_waits(bench: Bench, queue: str) -> bool:
     return await bench.raw.count(queue) == 0
 
 
