@@ -19,7 +19,7 @@ from rabbitdlq.message import Undecodable, created_at, decode_payload, derived_i
 from rabbitdlq.texts import printable
 from rabbitdlq.wire import Headers, Properties, decoded, remembered
 
-__all__ = ["AttemptRecord", "DeadLetter", "harmless", "iso", "jsonable", "read_original", "read_time"]
+__all__ = ["AttemptRecord", "DeadLetter", "harmless", "iso", "jsonable", "moved_out", "read_original", "read_time"]
 
 #: a thousand years: no handler ran longer
 _LONGEST_MS = 3.2e13
@@ -205,8 +205,14 @@ class DeadLetter:
 
 def harmless(properties: Properties) -> tuple[Properties, dict[str, Any]]:
     """The properties without what must not be published again, and what that was, as JSON has it."""
-    table = properties.table
-    moved = {name: _json_value(table.raw(name) or b"") for name in table if _harms(name)}
+    kept, reply_to, moved = moved_out(properties)
+    return properties.but(headers=kept, expiration=None, user_id=None, reply_to=reply_to), moved
+
+
+def moved_out(properties: Properties) -> tuple[Headers, str | None, dict[str, Any]]:
+    """The headers and the reply-to that may go on, and what may not."""
+    kept, told = _split(properties.table.encode())
+    moved = dict(told)
     for name in ("expiration", "user_id"):
         value = getattr(properties, name)
         if value is not None:
@@ -214,12 +220,16 @@ def harmless(properties: Properties) -> tuple[Properties, dict[str, Any]]:
     reply_to = properties.reply_to
     if reply_to and reply_to.startswith(DIRECT_REPLY_TO):
         moved["reply_to"], reply_to = printable(reply_to), None
-    return properties.but(headers=table.without(_harms), expiration=None, user_id=None, reply_to=reply_to), moved
+    return kept, reply_to, moved
 
 
 @remembered
-def _json_value(raw: bytes) -> Any:
-    return jsonable(decoded(raw))
+def _split(table: bytes) -> tuple[Headers, Mapping[str, Any]]:
+    """The headers that may go on, and the others as JSON has them."""
+    headers = Headers.parse(table)
+    return headers.without(_harms), {
+        name: jsonable(decoded(headers.raw(name) or b"")) for name in headers if _harms(name)
+    }
 
 
 def _harms(name: str) -> bool:

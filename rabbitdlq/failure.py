@@ -17,6 +17,8 @@ TRACEBACK_BYTES = 12_000
 
 #: what a fingerprint looks at: of the text as it came, and of what is left of it
 _LOOKED_AT, _KEPT = 4_000, 1_000
+#: characters of a text up to which its fingerprint is remembered
+_REMEMBERED = 300
 _DAY = r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]{0,6}"
 _MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]{0,6}"
 _DATE = rf"(?:\b{_DAY},?\s)?\b(?:\d{{1,2}}[\s-]{_MONTH}|{_MONTH}\s{{1,2}}\d{{1,2}}\b)(?:,?[\s-]\d{{4}}\b)?"
@@ -150,10 +152,10 @@ def fingerprint(kind: str, message: str, where: str = "") -> str:
     >>> fingerprint("KeyError", "no order 17 at 0x7f3a") == fingerprint("KeyError", "no order 18 at 0x7f3b")
     True
     """
-    return _fingerprint(kind, message[:_LOOKED_AT], where)
+    looked_at = message[:_LOOKED_AT]
+    return (_known if len(looked_at) <= _REMEMBERED else _fingerprint)(kind, looked_at, where)
 
 
-@lru_cache(maxsize=1_000)
 def _fingerprint(kind: str, message: str, where: str) -> str:
     # a missing key is the bug, unless it is a value
     words = message if kind == "KeyError" and _KEY.fullmatch(message) else _VARIABLE.sub("#", message)
@@ -161,3 +163,7 @@ def _fingerprint(kind: str, message: str, where: str) -> str:
     # the cut comes after: where a text was cut must not depend on how long the numbers before were
     text = " ".join(text.split())[:_KEPT]
     return hashlib.sha256(f"{kind}\n{where}\n{text}".encode("utf-8", "backslashreplace")).hexdigest()[:16]
+
+
+#: a message that fails again mostly says the same again: as many as may be on the ladder, of texts that are short
+_known = lru_cache(maxsize=10_000)(_fingerprint)

@@ -8,6 +8,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 from rabbitdlq.texts import printable
@@ -151,6 +152,9 @@ def encode_value(value: Any, depth: int = 0) -> bytes:  # noqa: PLR0911, PLR0912
     ``Decimal``→D, ``list``/``tuple``→A, mapping→F. Raises :class:`WireError` for anything else and for numbers that
     do not fit.
     """
+    if type(value) is str:  # most are, and the others have to be asked one after the other
+        text = value.encode() if value.isascii() else _utf8(value)
+        return b"S" + _LONG.pack(len(text)) + text
     if depth > _MAX_DEPTH:
         raise WireError(f"tables nested deeper than {_MAX_DEPTH}")
     match value:
@@ -208,7 +212,12 @@ def _utf8(text: str) -> bytes:
 
 def encode_table(named: Iterable[tuple[str, bytes]]) -> bytes:
     """The bytes of a table from those of its values, without the length in front."""
-    return b"".join([encode_short(name, "a header's name") + raw for name, raw in named])
+    return b"".join([_header_name(name) + raw for name, raw in named])
+
+
+@lru_cache(maxsize=4_000)
+def _header_name(name: str) -> bytes:
+    return encode_short(name, "a header's name")
 
 
 def encode_short(text: str, what: str) -> bytes:

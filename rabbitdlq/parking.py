@@ -4,33 +4,42 @@ What would harm a parked or replayed copy (an expiration, another account's user
 book-keeping) is moved out of the message into the header ``dlq-original``.
 """
 
+import contextlib
 import hashlib
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 from pydantic_core import to_json
 
 from rabbitdlq import names
-from rabbitdlq.dead_letter import AttemptRecord, DeadLetter, harmless, iso, read_original, read_time
-from rabbitdlq.deaths import deaths_of
+from rabbitdlq.dead_letter import AttemptRecord, DeadLetter, harmless, iso, moved_out, read_original, read_time
+from rabbitdlq.deaths import Death, deaths_of
 from rabbitdlq.failure import Failure
+from rabbitdlq.fields import encode_value
 from rabbitdlq.message import Message, derived_id
 from rabbitdlq.texts import printable, shorten
-from rabbitdlq.wire import Headers, Properties
+from rabbitdlq.wire import Properties
 
-__all__ = ["Parking", "new_park_id", "park_properties", "replay_properties"]
+__all__ = ["Parking", "new_park_id", "park_properties", "replay_properties", "restored_properties"]
 
 #: all our headers together, far below the smallest usual frame of 128 KiB
 OWN_HEADER_BYTES = 48_000
 #: room that is left in the frame for what the broker adds later
 FRAME_RESERVE = 4_096
+#: all properties but the headers: eleven short strings of up to 255 bytes, and a few numbers
+OTHER_PROPERTIES_BYTES = 2_900
 #: a key of 255 bytes none of which is text is written with four for each
 NAME_BYTES = 1_020
 HISTORY_BYTES = 16_000
 ORIGINAL_BYTES = 8_000
+#: what the broker would refuse or act on in a letter that is put back
+_NOT_AGAIN = names.ROUTING_HEADERS | {"expiration", "user_id", "reply_to"}
+#: what a queue adds to each delivery
+_COUNTS = names.BROKER_HEADERS - {"x-death"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,38 +66,47 @@ def new_park_id(message: Message) -> str:
     if not message.properties.message_id or message.properties.table.get(names.ID_DERIVED) is True:
         return uuid.uuid4().hex[:24]
     digest = hashlib.sha256()
-    deaths = deaths_of(message.properties.table)
-    for part in (
-        message.queue,
-        message.id,
-        str(message.lap),
-        str(message.attempt),
-        # a producer may use one id twice: what the message went through tells the two apart
-        "".join(f"{death.queue} {death.reason} {death.count} {death.time}\n" for death in deaths),
-    ):
-        digest.update(part.encode("utf-8", "surrogateescape") + b"\0")
-    digest.update(message.properties.but(headers=None).encode())
+    # a producer may use one id twice: what the message went through tells the two apart
+    way = _way(deaths_of(message.properties.table))
+    digest.update(
+        f"{message.queue}\0{message.id}\0{message.lap}\0{message.attempt}\0{way}\0".encode("utf-8", "surrogateescape")
+    )
+    digest.update(message.properties.encode(headers=False))
     digest.update(message.body)
     return digest.hexdigest()[:24]
 
 
+@lru_cache(maxsize=1_000)
+def _way(deaths: tuple[Death, ...]) -> str:
+    return "".join(f"{death.queue} {death.reason} {death.count} {death.time}\n" for death in deaths)
+
+
 def park_properties(message: Message, parking: Parking, frame_max: int) -> Properties:
     """The properties of the dead letter: the original's, less what would harm, plus the story within a byte budget."""
-    clean, moved = harmless(message.properties)
-    kept = clean.table.without(lambda name: name in names.OURS)
-    original = {**read_original(message.properties.table.text(names.ORIGINAL)), **moved}
+    clean, reply_to, moved = moved_out(message.properties)
+    kept = clean.without(names.OURS.__contains__)
+    before = message.properties.table.text(names.ORIGINAL)
+    original = moved if before is None else {**read_original(before), **moved}
     derived = not message.properties.message_id or message.properties.table.get(names.ID_DERIVED) is True
-    base = clean.but(headers=kept, message_id=message.properties.message_id or message.id)
-    budget = min(OWN_HEADER_BYTES, frame_max - FRAME_RESERVE - len(base.encode()))
-    return base.but(headers=kept.plus(_own_headers(message, parking, original, derived, budget)))
+    taken = len(kept.encode()) + OTHER_PROPERTIES_BYTES + FRAME_RESERVE
+    budget = min(OWN_HEADER_BYTES, frame_max - taken)
+    own = _own_headers(message, parking, original, derived, budget)
+    return message.properties.but(
+        headers=kept.plus_raw(own),
+        message_id=message.properties.message_id or message.id,
+        expiration=None,
+        user_id=None,
+        reply_to=reply_to,
+    )
 
 
 def _own_headers(
     message: Message, parking: Parking, original: Mapping[str, Any], derived: bool, budget: int
-) -> Headers:
+) -> dict[str, bytes]:
     failure, history = parking.failure, parking.history
     # a replayed message tells when it failed in its first lap: its age counts from there
-    first_failed = read_time(message.properties.table.get(names.FIRST_FAILED_AT))
+    told = message.properties.table.text(names.FIRST_FAILED_AT)
+    first_failed = None if told is None else read_time(told)
     values: dict[str, Any] = {
         names.REASON: parking.reason,
         names.ERROR_TYPE: shorten(failure.type, 200),
@@ -110,25 +128,27 @@ def _own_headers(
         values[names.REPEATED] = True
     if parking.history_partial:
         values[names.HISTORY_PARTIAL] = True
-    own = Headers(values)
-    left = budget - len(own.encode())
+    own = {name: encode_value(value) for name, value in values.items()}
+    # a length stands before each name
+    left = budget - sum([len(name) + 1 + len(raw) for name, raw in own.items()])
     optional: tuple[tuple[str, int, Callable[[int], str]], ...] = (
         (names.ERROR_MESSAGE, 4_000, lambda limit: shorten(failure.message, limit)),
         (names.HISTORY, HISTORY_BYTES, lambda limit: _history_json(history, limit)),
         (names.ORIGINAL, ORIGINAL_BYTES, lambda limit: _original_json(original, limit)),
         (names.TRACEBACK, 12_000, lambda limit: _end_of(failure.traceback or "", limit)),
     )
-    texts: dict[str, str] = {}
     for name, wanted, text_within in optional:
         # a name, a type and a length stand before each text
         text = text_within(max(0, min(wanted, left - len(name) - 6)))
         if text:
-            texts[name] = text
-            left -= len(name) + 6 + len(text.encode())
-    return own.plus(texts)
+            own[name] = encode_value(text)
+            left -= len(name) + 1 + len(own[name])
+    return own
 
 
 def _end_of(text: str, limit: int) -> str:
+    if len(text) <= limit and text.isascii():
+        return text
     data = text.encode("utf-8", "backslashreplace")
     if len(data) <= limit:
         return data.decode()
@@ -138,6 +158,11 @@ def _end_of(text: str, limit: int) -> str:
 def _history_json(history: Sequence[AttemptRecord], limit: int) -> str:
     """As JSON within ``limit`` bytes: long texts shrink first, then the middle goes; first and last stay longest."""
     records = [record.as_json() for record in history]
+    if all(len(record.error_message) <= 1_000 and record.error_message.isascii() for record in history):
+        with contextlib.suppress(ValueError):  # texts that are no UTF-8, from a journal that others wrote
+            encoded = to_json(records)
+            if len(encoded) <= limit:
+                return encoded.decode()
     for longest in (1_000, 300, 80):
         for record in records:
             record["error_message"] = shorten(record["error_message"], longest)
@@ -195,3 +220,28 @@ def replay_properties(letter: DeadLetter) -> Properties:
     if letter.id_derived:
         own[names.ID_DERIVED] = True
     return clean.but(headers=headers.plus(own), message_id=letter.wire.message_id or letter.id)
+
+
+def restored_properties(wire: Properties, id: str) -> Properties:
+    """The properties with which a letter is put back into the dead-letter queue: those it lay there with, to the byte.
+
+    ``x-death`` stays, since on a bare letter it is the whole story. What the broker would refuse or act on (another
+    account's user id, an expiration, extra routing, direct reply-to) goes to ``dlq-original``; the queue's own counts
+    of deliveries begin anew. A letter without a message id gets ``id``, which says that it is derived.
+    """
+    clean, moved = harmless(wire)
+    refused = {name: value for name, value in moved.items() if name in _NOT_AGAIN}
+    headers = wire.table.without(lambda name: name in names.ROUTING_HEADERS or name in _COUNTS)
+    own: dict[str, Any] = {}
+    text = _original_json({**read_original(headers.text(names.ORIGINAL)), **refused}, ORIGINAL_BYTES) if refused else ""
+    if text:
+        own[names.ORIGINAL] = text
+    if not wire.message_id:
+        own[names.ID_DERIVED] = True
+    if own:
+        headers = headers.plus(own)
+    return clean.but(
+        # a message without a table gets none, which is not the same as an empty one
+        headers=None if wire.headers is None and not own else headers,
+        message_id=wire.message_id or id,
+    )

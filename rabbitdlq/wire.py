@@ -123,6 +123,10 @@ class Headers(Mapping[str, Any]):
         added = values if isinstance(values, Headers) else Headers(values)
         return Headers._of(self.without(lambda name: name in added)._raw + added._raw)
 
+    def plus_raw(self, values: Mapping[str, bytes]) -> "Headers":
+        """As :meth:`plus`, with the bytes of each value, type octet first."""
+        return Headers._of(self.without(values.__contains__)._raw + tuple(values.items()))
+
     @classmethod
     def _of(cls, raw: tuple[tuple[str, bytes], ...]) -> "Headers":
         headers = cls()
@@ -183,11 +187,14 @@ class Properties:
             raise WireError(f"broken message properties: {error}") from error
         return cls(**values)
 
-    def encode(self) -> bytes:
-        """The content header frame's flags and values; raises :class:`WireError` for what does not fit."""
+    def encode(self, *, headers: bool = True) -> bytes:
+        """The content header frame's flags and values; raises :class:`WireError` for what does not fit.
+
+        Without ``headers``: as if there were no table.
+        """
         flags, parts = 0, [b""]
-        for (bit, name), value in zip(_PROPERTY_BITS, _values(self), strict=True):
-            if value is not None:
+        for bit, name, value in zip(_BITS, _NAMES, _values(self), strict=True):
+            if value is not None and (headers or name != "headers"):
                 flags |= bit
                 parts.append(_encode_property(name, value))
         parts[0] = _FLAGS.pack(flags)
@@ -195,7 +202,10 @@ class Properties:
 
     def but(self, **changes: Any) -> "Properties":
         """A copy with some properties changed."""
-        return Properties(**dict(zip(_NAMES, _values(self), strict=True)) | changes)
+        values = list(_values(self))
+        for name, value in changes.items():
+            values[_PLACES[name]] = value
+        return Properties(*values)
 
 
 def plain_properties(content_type: str, message_id: str, timestamp: int) -> bytes:
@@ -220,7 +230,8 @@ def _plain_start(content_type: str) -> bytes:
 _PROPERTY_BITS = [(1 << (15 - place), field.name) for place, field in enumerate(fields(Properties))]
 
 
-_NAMES = tuple(name for _, name in _PROPERTY_BITS)
+_BITS, _NAMES = zip(*_PROPERTY_BITS, strict=True)
+_PLACES = {name: place for place, name in enumerate(_NAMES)}
 _values = attrgetter(*_NAMES)
 
 
@@ -243,7 +254,11 @@ def _reader(shape: struct.Struct) -> Callable[[bytes, int], tuple[Any, int]]:
 
 def _read_table(data: bytes, at: int) -> tuple[Headers, int]:
     table, end = sized(data, at)
-    return Headers.parse(table), end
+    return _parse_headers(table), end
+
+
+#: what a publisher sets, and what the broker adds in one second, is often the same, byte for byte
+_parse_headers = remembered(Headers.parse)
 
 
 _READ: dict[str, Callable[[bytes, int], tuple[Any, int]]] = {

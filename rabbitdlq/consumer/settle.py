@@ -85,7 +85,8 @@ class Settler:
     async def _retry(self, delivery: Delivery, message: Message, outcome: Retry) -> Settlement:
         if delivery.gone:
             return _too_late(message)
-        await self._writer.append(self._failed_event(message, outcome))
+        event, _ = self._failed_event(message, outcome)
+        await self._writer.append(event)
         settled = delivery.nack(requeue=False)
         if settled:
             log.warning(
@@ -104,13 +105,12 @@ class Settler:
         if delivery.gone:
             # the broker delivers it again; parking it now as well would make two of one
             return _too_late(message)
-        event = self._failed_event(message, outcome)
+        event, record = self._failed_event(message, outcome)
         earlier, partial = await self._earlier_attempts(message)
-        history = [*earlier, *([event.record] if event.record else [])]
         parking = Parking(
             reason=outcome.reason,
             failure=outcome.failure,
-            history=history,
+            history=[*earlier, record],
             worker=self._worker,
             parked_at=datetime.now(UTC),
             park_id=new_park_id(message),
@@ -181,10 +181,11 @@ class Settler:
         )
         return "left_to_broker" if delivery.nack(requeue=False) else "too_late"
 
-    def _failed_event(self, message: Message, outcome: Retry | Park) -> journal.JournalEvent:
-        event = journal.failed(message, outcome.failure, self._worker, outcome.at, outcome.duration_ms)
-        self._index.add(event)
-        return event
+    def _failed_event(self, message: Message, outcome: Retry | Park) -> tuple[journal.Entry, AttemptRecord]:
+        failure = outcome.failure
+        record = journal.attempt_record(message, failure, self._worker, outcome.at, outcome.duration_ms)
+        self._index.add_record(message.id, message.lap, record)
+        return journal.failed(message, record, failure), record
 
     def _delivered_before(self, delivery: Delivery, message: Message) -> bool:
         """Whether an earlier delivery of this very attempt ended in a crash, maybe after the park was confirmed."""

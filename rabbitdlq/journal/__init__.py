@@ -1,15 +1,17 @@
 """The append-only record of failures, recoveries and operator actions: a stream in the broker."""
 
-from rabbitdlq.journal.events import JournalEvent, failed, marker, operated, parked, recovered
+from rabbitdlq.journal.events import Entry, JournalEvent, attempt_record, failed, marker, operated, parked, recovered
 from rabbitdlq.journal.index import HistoryIndex
 from rabbitdlq.journal.tail import JournalReader, read_journal
 from rabbitdlq.journal.writer import JournalWriter
 
 __all__ = [
+    "Entry",
     "HistoryIndex",
     "JournalEvent",
     "JournalReader",
     "JournalWriter",
+    "attempt_record",
     "failed",
     "marker",
     "operated",

@@ -2,10 +2,12 @@
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
+from pydantic_core import to_json
 
 from rabbitdlq import names
 from rabbitdlq.dead_letter import AttemptRecord
@@ -13,7 +15,7 @@ from rabbitdlq.failure import Failure
 from rabbitdlq.message import Message
 from rabbitdlq.texts import printable, shorten
 
-__all__ = ["JournalEvent", "failed", "marker", "operated", "parked", "recovered"]
+__all__ = ["Entry", "JournalEvent", "failed", "marker", "operated", "parked", "recovered"]
 
 #: ids of one operation that its event names; the count says how many there were
 MAX_IDS = 500
@@ -76,52 +78,86 @@ class JournalEvent(BaseModel):
         )
 
 
-def failed(message: Message, failure: Failure, worker: str, at: datetime, duration_ms: float) -> JournalEvent:
-    """An attempt failed, whatever happens to the message next."""
-    return _of_attempt(
-        names.FAILED,
-        message,
-        worker,
-        at,
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An event of a consumer, ready to be written: our own values need no validation, and there are three a failure."""
+
+    event: str
+    at: datetime
+    queue: str
+    message_id: str
+    attempt: int
+    body: bytes
+
+    def encode(self) -> bytes:
+        """The body of the event's message."""
+        return self.body
+
+
+def attempt_record(message: Message, failure: Failure, worker: str, at: datetime, duration_ms: float) -> AttemptRecord:
+    """What the history tells of an attempt that failed just now."""
+    return AttemptRecord(
+        attempt=message.attempt,
+        at=at,
         error_type=shorten(failure.type, 200),
         error_message=shorten(failure.message, 1_000),
-        traceback=failure.traceback,
-        fingerprint=failure.fingerprint,
+        worker=worker,
         duration_ms=round(duration_ms, 3),
     )
 
 
-def parked(message: Message, reason: str, failure: Failure, worker: str, park_id: str) -> JournalEvent:
+def failed(message: Message, record: AttemptRecord, failure: Failure) -> Entry:
+    """An attempt failed, whatever happens to the message next."""
+    return _of_attempt(
+        names.FAILED,
+        message,
+        record.worker,
+        record.at,
+        {
+            "error_type": record.error_type,
+            "error_message": record.error_message,
+            "traceback": failure.traceback,
+            "fingerprint": failure.fingerprint,
+            "duration_ms": record.duration_ms,
+        },
+    )
+
+
+def parked(message: Message, reason: str, failure: Failure, worker: str, park_id: str) -> Entry:
     """A consumer parked the message, and the broker confirmed it."""
     return _of_attempt(
         names.PARKED,
         message,
         worker,
         datetime.now(UTC),
-        reason=reason,
-        error_type=shorten(failure.type, 200),
-        fingerprint=failure.fingerprint,
-        park_id=park_id,
+        {
+            "error_type": shorten(failure.type, 200),
+            "fingerprint": failure.fingerprint,
+            "reason": reason,
+            "park_id": park_id,
+        },
     )
 
 
-def recovered(message: Message, worker: str, duration_ms: float) -> JournalEvent:
+def recovered(message: Message, worker: str, duration_ms: float) -> Entry:
     """A message succeeded after failures."""
-    return _of_attempt(names.RECOVERED, message, worker, datetime.now(UTC), duration_ms=round(duration_ms, 3))
+    return _of_attempt(names.RECOVERED, message, worker, datetime.now(UTC), {"duration_ms": round(duration_ms, 3)})
 
 
-def _of_attempt(event: str, message: Message, worker: str, at: datetime, **more: Any) -> JournalEvent:
-    return JournalEvent(
-        event=event,
-        at=at,
-        queue=message.queue,
-        message_id=message.id,
-        lap=message.lap,
-        attempt=message.attempt,
-        max_attempts=message.max_attempts,
-        worker=worker,
+def _of_attempt(event: str, message: Message, worker: str, at: datetime, more: dict[str, Any]) -> Entry:
+    """As :class:`JournalEvent` has it: the same names, nothing that is None."""
+    values = {
+        "event": event,
+        "at": at,
+        "queue": message.queue,
+        "message_id": message.id,
+        "lap": message.lap,
+        "attempt": message.attempt,
+        "max_attempts": message.max_attempts,
+        "worker": worker,
         **more,
-    )
+    }
+    return Entry(event, at, message.queue, message.id, message.attempt, to_json(values, exclude_none=True))
 
 
 def operated(event: str, queue: str, *, who: str, amqp_user: str, ids: list[str], count: int) -> JournalEvent:

@@ -1,6 +1,7 @@
 """Failed attempts by message, in bounded memory: what the journal said, ready for the moment of parking."""
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from rabbitdlq import names
@@ -49,16 +50,22 @@ class HistoryIndex:
             self.forget(event.message_id, event.lap or 1, event.at)
             return
         record = event.record
-        if record is None:
-            return
-        known = self._records.setdefault(event.message_id, [])
-        entry = (event.lap or 1, record)
-        if known and any((lap, old.attempt, old.at, old.worker) == (*_key(entry),) for lap, old in known):
-            return
-        known.append(entry)
-        if len(known) > RECORDS_PER_MESSAGE:
-            self._bytes -= _cost(known.pop(0)[1])
-        self._records.move_to_end(event.message_id)
+        if record is not None:
+            self.add_record(event.message_id, event.lap or 1, record)
+
+    def add_record(self, message_id: str, lap: int, record: AttemptRecord) -> None:
+        """Take in one failed attempt; one that is known already changes nothing."""
+        known = self._records.get(message_id)
+        if known is None:
+            self._records[message_id] = [(lap, record)]
+        else:
+            key = (lap, record.attempt, record.at, record.worker)
+            if any((old_lap, old.attempt, old.at, old.worker) == key for old_lap, old in known):
+                return
+            known.append((lap, record))
+            if len(known) > RECORDS_PER_MESSAGE:
+                self._bytes -= _cost(known.pop(0)[1])
+            self._records.move_to_end(message_id)
         self._bytes += _cost(record)
         while self._bytes > self._max_bytes and self._records:
             for _, evicted in self._records.popitem(last=False)[1]:
@@ -78,8 +85,11 @@ class HistoryIndex:
         A message moved back by others keeps its lap's number: of several records of one attempt the latest counts,
         and one that is older than the attempt before it belongs to an earlier round.
         """
+        known = self._records.get(message_id, ())
+        if _straight(known, lap, failures):
+            return [record for _, record in known]
         latest: dict[int, AttemptRecord] = {}
-        for known_lap, record in self._records.get(message_id, ()):
+        for known_lap, record in known:
             told = latest.get(record.attempt)
             # by time, not by place: what is read back later may be older
             if known_lap == lap and 1 <= record.attempt <= failures and (told is None or record.at >= told.at):
@@ -93,6 +103,8 @@ class HistoryIndex:
 
     def mixed(self, message_id: str, lap: int, failures: int) -> bool:
         """Whether one attempt of this round was told of twice: two messages share the id, or a crash ran it again."""
+        if _straight(self._records.get(message_id, ()), lap, failures):
+            return False
         told = sorted(
             (
                 record
@@ -111,9 +123,16 @@ class HistoryIndex:
         return max(told, key=lambda record: record.at).attempt if told else 0
 
 
-def _key(entry: tuple[int, AttemptRecord]) -> tuple[int, int, object, str]:
-    lap, record = entry
-    return lap, record.attempt, record.at, record.worker
+def _straight(known: Sequence[tuple[int, AttemptRecord]], lap: int, failures: int) -> bool:
+    """Whether it is the attempts 1 to ``failures`` of this lap, one after the other, and nothing else: most are."""
+    if len(known) != failures:
+        return False
+    before = None
+    for number, (told, record) in enumerate(known, start=1):
+        if told != lap or record.attempt != number or (before is not None and record.at < before):
+            return False
+        before = record.at
+    return True
 
 
 def _cost(record: AttemptRecord) -> int:

@@ -10,7 +10,7 @@ import structlog
 from rabbitdlq import names
 from rabbitdlq.broker import Outgoing, PublishLink, new_id
 from rabbitdlq.errors import BrokerError
-from rabbitdlq.journal.events import JournalEvent
+from rabbitdlq.journal.events import Entry, JournalEvent
 from rabbitdlq.topology import Topology
 from rabbitdlq.wire import Properties
 
@@ -26,12 +26,12 @@ BATCH_EVENTS, BATCH_BYTES = 200, 100_000
 class _Batch:
     """Events of one kind that go into one message, and whoever waits for its confirm."""
 
-    events: list[JournalEvent] = field(default_factory=list)
+    events: list[Entry | JournalEvent] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
     size: int = 0
     waiting: "list[asyncio.Future[bool]]" = field(default_factory=list)
 
-    def add(self, event: JournalEvent, body: bytes) -> "asyncio.Future[bool]":
+    def add(self, event: Entry | JournalEvent, body: bytes) -> "asyncio.Future[bool]":
         """One more; the future says whether it was written."""
         self.events.append(event)
         self.bodies.append(body)
@@ -69,11 +69,11 @@ class JournalWriter:
         self._gathered: dict[str, deque[_Batch]] = {}
         self._writing: dict[str, asyncio.Task[None]] = {}
 
-    async def append(self, event: JournalEvent) -> bool:
+    async def append(self, event: Entry | JournalEvent) -> bool:
         """Publish the event and wait for its confirm; False where that failed."""
         return await self.begin(event)
 
-    def begin(self, event: JournalEvent) -> "asyncio.Future[bool]":
+    def begin(self, event: Entry | JournalEvent) -> "asyncio.Future[bool]":
         """As :meth:`append`, for who has something to do meanwhile."""
         kind = event.event
         body = event.encode()
@@ -119,7 +119,7 @@ class JournalWriter:
         """Publish the event by itself and wait for its confirm; raises :class:`BrokerError`."""
         await self._publish(event, event.encode())
 
-    async def _publish(self, first: JournalEvent, body: bytes) -> None:
+    async def _publish(self, first: Entry | JournalEvent, body: bytes) -> None:
         outgoing = Outgoing(
             exchange=self._topology.journal_exchange,
             routing_key=first.event,

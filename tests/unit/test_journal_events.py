@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rabbitdlq import names
 from rabbitdlq.deaths import Arrival
 from rabbitdlq.failure import Failure
-from rabbitdlq.journal import JournalEvent, failed, marker, operated, parked, recovered
+from rabbitdlq.journal import Entry, JournalEvent, attempt_record, failed, marker, operated, parked, recovered
 from rabbitdlq.message import Message, message_of
 from rabbitdlq.topology import Topology
 from rabbitdlq.wire import Headers, Properties
@@ -26,10 +26,21 @@ def message() -> Message:
     return message_of(Topology("orders", ["5s"]), b"{}", value, Arrival(1, 1, "shop", "k"), failures=1)
 
 
-EVENTS = {
-    "failed": failed(message(), FAILURE, "host:1", NOW, 12.3456),
+def failed_with(failure: Failure) -> Entry:
+    return failed(message(), attempt_record(message(), failure, "host:1", NOW, 12.3456), failure)
+
+
+def read(entry: Entry) -> JournalEvent:
+    (event,) = JournalEvent.decode_all(entry.encode())
+    return event
+
+
+ENTRIES = {
+    "failed": failed_with(FAILURE),
     "parked": parked(message(), names.EXHAUSTED, FAILURE, "host:1", "p1"),
     "recovered": recovered(message(), "host:1", 5.0),
+}
+EVENTS = {name: read(entry) for name, entry in ENTRIES.items()} | {
     "replayed": operated(names.REPLAYED, "orders", who="anna@host", amqp_user="ops", ids=["17", "18"], count=2),
     "marker": marker("orders", "word"),
 }
@@ -38,6 +49,20 @@ EVENTS = {
 @pytest.mark.parametrize("event", EVENTS.values(), ids=EVENTS)
 def test_an_event_comes_back_as_it_was_written(event: JournalEvent) -> None:
     assert list(JournalEvent.decode_all(event.encode())) == [event]
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_what_a_consumer_writes_is_the_event_and_nothing_else(name: str) -> None:
+    entry, event = ENTRIES[name], EVENTS[name]
+
+    assert json.loads(entry.encode()) == event.as_json()
+    assert (event.event, event.at, event.queue, event.message_id, event.attempt) == (
+        name,
+        entry.at,
+        "orders",
+        entry.message_id,
+        entry.attempt,
+    )
 
 
 @pytest.mark.parametrize("event", EVENTS.values(), ids=EVENTS)
@@ -76,7 +101,7 @@ def test_only_a_failed_attempt_has_a_record() -> None:
 
 
 def test_a_text_without_end_is_cut_for_the_journal() -> None:
-    event = failed(message(), Failure("E" * 5_000, "ä" * 50_000, None, "f"), "host:1", NOW, 1)
+    event = read(failed_with(Failure("E" * 5_000, "ä" * 50_000, None, "f")))
 
     assert event.error_message is not None
     assert len(event.error_message.encode()) <= 1_000
