@@ -19,7 +19,17 @@ from rabbitdlq.message import Undecodable, created_at, decode_payload, derived_i
 from rabbitdlq.texts import printable
 from rabbitdlq.wire import Headers, Properties, decoded, remembered
 
-__all__ = ["AttemptRecord", "DeadLetter", "harmless", "iso", "jsonable", "moved_out", "read_original", "read_time"]
+__all__ = [
+    "AttemptRecord",
+    "DeadLetter",
+    "harmless",
+    "is_harmless",
+    "iso",
+    "jsonable",
+    "moved_out",
+    "read_original",
+    "read_time",
+]
 
 #: a thousand years: no handler ran longer
 _LONGEST_MS = 3.2e13
@@ -207,6 +217,16 @@ def harmless(properties: Properties) -> tuple[Properties, dict[str, Any]]:
     """The properties without what must not be published again, and what that was, as JSON has it."""
     kept, reply_to, moved = moved_out(properties)
     return properties.but(headers=kept, expiration=None, user_id=None, reply_to=reply_to), moved
+
+
+def is_harmless(properties: Properties) -> bool:
+    """Whether nothing in it must be taken out before it is published again."""
+    return (
+        properties.expiration is None
+        and properties.user_id is None
+        and properties.reply_to is None
+        and not any(map(_harms, properties.table))
+    )
 
 
 def moved_out(properties: Properties) -> tuple[Headers, str | None, dict[str, Any]]:

@@ -14,10 +14,13 @@ from rabbitdlq.broker import parse_version
 from rabbitdlq.errors import ConfigurationError
 from rabbitdlq.topology import Topology, Version
 
-__all__ = ["Account", "accounts", "definitions", "definitions_version"]
+__all__ = ["HOLDER_PREFIX", "Account", "accounts", "definitions", "definitions_version"]
 
 OLDEST: Version = (3, 10)
 NOTHING = "^$"
+#: how the name of the lock's holder begins. It stands where an alternate exchange's would, so operators need the right
+#: to write to that; there is no such exchange
+HOLDER_PREFIX = "dlq-lock "
 
 
 def definitions_version(text: str) -> Version:
@@ -60,9 +63,9 @@ def accounts(topologies: Iterable[Topology]) -> tuple[Account, ...]:
         producer_write |= {binding.exchange for binding in topology.bindings}
         consumer_write |= {topology.dlx, topology.journal_exchange}
         consumer_read |= {topology.name, topology.journal_queue}
-        operator_configure.add(topology.lock_queue)
-        operator_write |= {topology.dlx, topology.journal_exchange}
-        operator_read |= {topology.dlq, topology.journal_queue}
+        operator_configure |= {topology.lock_queue, topology.lock_exchange}
+        operator_write |= {topology.dlx, topology.journal_exchange, topology.lock_queue}
+        operator_read |= {topology.dlq, topology.journal_queue, topology.lock_exchange}
         # from 4.3 on a queue is counted by those only who have a right on it; of all rights this one allows least
         rungs = {rung.queue for rung in topology.rungs}
         consumer_write |= rungs
@@ -83,7 +86,7 @@ def accounts(topologies: Iterable[Topology]) -> tuple[Account, ...]:
             "operator",
             "rabbitdlq-operator",
             _names(operator_configure, private),
-            _names(operator_write, private),
+            _names(operator_write, [*private, f"{HOLDER_PREFIX}.*"]),
             _names(operator_read, private),
             ("management",),
         ),

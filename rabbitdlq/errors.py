@@ -4,6 +4,7 @@
 
     RabbitDLQError
     ├── ConfigurationError            a topology, setting or argument that cannot be used (exit code 2)
+    │   └── ReadOnly                  a change was asked for where only looking is allowed
     ├── BrokerError                   the broker said no, or nothing (exit code 1)
     │   ├── BrokerUnavailable         cannot connect, or the connection was lost
     │   ├── AccessDenied              credentials, virtual host or permission
@@ -15,7 +16,9 @@
     ├── DeadLetterError
     │   ├── DeadLetterNotFound        no dead letter has that id
     │   ├── AmbiguousDeadLetter       several have it
-    │   └── DeadLettersInUse          another operator holds the dead-letter queue
+    │   ├── ArchiveError              an archive file cannot be written, or a line of it is broken
+    │   ├── DeadLettersInUse          another operator holds the dead-letter queue
+    │   └── RunNotFound               the journal knows of no such run
     ├── LocalBrokerError              the private node cannot be installed, started or stopped
     └── Permanent                     raised by handlers: do not try again, park now
 """
@@ -23,6 +26,7 @@
 __all__ = [
     "AccessDenied",
     "AmbiguousDeadLetter",
+    "ArchiveError",
     "BrokerError",
     "BrokerUnavailable",
     "ConfigurationError",
@@ -35,6 +39,8 @@ __all__ = [
     "PublishRefused",
     "PublishUnconfirmed",
     "RabbitDLQError",
+    "ReadOnly",
+    "RunNotFound",
     "TopologyMismatch",
     "Unroutable",
 ]
@@ -46,6 +52,10 @@ class RabbitDLQError(Exception):
 
 class ConfigurationError(RabbitDLQError):
     """A topology, a setting or an argument that cannot be used; names the file, the key and the reason."""
+
+
+class ReadOnly(ConfigurationError):
+    """A change was asked for where only looking is allowed."""
 
 
 class BrokerError(RabbitDLQError):
@@ -90,6 +100,14 @@ class DeadLetterNotFound(DeadLetterError):
 
 class AmbiguousDeadLetter(DeadLetterError):
     """Several dead letters have that id; one of them has to be named by its park id."""
+
+
+class ArchiveError(DeadLetterError):
+    """An archive file that cannot be written, or a broken line of one. Names the file, the line and the reason."""
+
+
+class RunNotFound(DeadLetterError):
+    """The journal knows of no run with that id."""
 
 
 class DeadLettersInUse(DeadLetterError):

@@ -22,22 +22,47 @@ _REMEMBERED = 300
 _DAY = r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]{0,6}"
 _MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]{0,6}"
 _DATE = rf"(?:\b{_DAY},?\s)?\b(?:\d{{1,2}}[\s-]{_MONTH}|{_MONTH}\s{{1,2}}\d{{1,2}}\b)(?:,?[\s-]\d{{4}}\b)?"
+#: one second, two seconds: the number decides about the unit
+_UNIT = r"GMT|UTC|AM|PM|(?:(?:milli|micro)?second|minute|hour|day|byte|attempt|time)s?|[kKMGT]i?B|ms|s"
+#: of items.0.price it is the 0 only: the price is a name
+_NUMBER = rf"[^\W\d]*\d(?:[\w-]|[.:,](?=\d))*%?(?:\s(?:{_UNIT})\b)?"
+#: before a quoted word: the word is the program's own, and another one is another bug
+_OWN_AFTER = (
+    *("argument ", "argument: ", "arguments: ", "array key ", "attribute ", "column ", "constraint ", "field "),
+    *("import name ", "invoke ", "message=", "module named ", "parameter ", "(reading ", "relation "),
+)
+#: and after it, or in it: 'NoneType' object has, 'price': ['This field is required.'], '404 Not Found'
+_OWN_BEFORE = r"(?!\w{1,60}'(?:: \[| is not defined| is a required| object (?:has|is|does)\b)|\d{3} [A-Z])"
+
+
+def _opening(quote: str, *own: str) -> str:
+    """A quote that opens a value: not the one in "can't", and none that closes. The quote first: it is rare."""
+    before = (r"\w", *(re.escape(word) for word in _OWN_AFTER), *own)
+    return quote + "".join(f"(?<!{each}{quote})" for each in before)
+
+
 #: what two texts of one bug differ in. No repetition inside another of the same characters, and none that begins anew
 #: at every character without a bound: a long text costs time in proportion to its length
 _VARIABLE = re.compile(
     "|".join(
         (
-            r"(?<!\w)'[^'\n]*'(?!\w)|\"[^\"\n]*\"|`[^`\n]*`|“[^”\n]{0,200}”|«[^»\n]{0,200}»",  # not the one in "can't"
+            _opening("'") + _OWN_BEFORE + r"[^'\n]*'(?!\w)",
+            _opening('"', r"\d, ") + r"[^\"\n]*\"",  # database drivers put their text into (1054, "…")
+            r"b(?<!\wb)(?:'[^'\n]*'|\"[^\"\n]*\")|`[^`\n]*`",
+            r"[“„][^“”\n]{0,200}[“”]|«[^»\n]{0,200}»|\u2018[^\u2019\n]{0,200}\u2019(?!\w)",
+            r"=\([^()\n]{0,200}\)|\[parameters: [^\n]*",  # PostgreSQL's Key (id)=(17), SQLAlchemy's values
+            r"input_value=[^\n]{0,400}(?=, input_type=)",  # pydantic's
             r"\b[a-z][a-z0-9+.-]{1,15}://[^\s'\"<>()\[\],]+",  # URLs
             r"(?<![\w.+-])[\w.+-]{1,64}@\w[\w.-]*",  # mail addresses
-            r"(?<![\w/.])(?:~?/[\w.@+%=-]+)+/?|\b[A-Za-z]:\\[^\s'\"<>|*?]+",  # paths
+            r"[/~](?<![\w/.][/~])(?:(?<=/)|(?<=~)/)[\w.@+%=-]+(?:~?/[\w.@+%=-]+)*/?",  # paths
+            r"\b[A-Za-z]:\\[^\s'\"<>|*?]+",  # those of Windows
             _DATE,
             r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b",  # UUIDs
             r"\[(?:[0-9a-fA-F]{0,4}:){2,7}[0-9a-fA-F]{0,4}\](?::\d{1,5})?",  # IPv6 addresses with a port
             r"(?<![\w:])(?:[0-9a-fA-F]{0,4}:){2,7}[0-9a-fA-F]{0,4}(?![\w:])",  # without, MAC addresses, times
             r"(?<![\w+/=-])(?=[A-Za-z+/_=-]{0,60}\d)[\w+/=-]{20,}",  # tokens
             r"\b[0-9a-fA-F]{8,}\b",  # digests, also those without a digit
-            r"(?:(?<![\w.])[-+])?\b\w*\d(?:[\w.:-]|,(?=\d))*%?(?:\s(?:GMT|UTC|AM|PM)\b)?",  # numbers, and ids with some
+            rf"\b{_NUMBER}|[-+](?<![\w.][-+])\b{_NUMBER}",  # numbers, and ids with some
         )
     )
 )

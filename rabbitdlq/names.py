@@ -57,6 +57,8 @@ KEPT_ON_REPLAY = frozenset({EXCHANGE, ROUTING_KEY, LAP, ORIGINAL, ID_DERIVED, RE
 
 #: headers of the broker's own book-keeping; on a republished message they would lie or be counted on
 BROKER_HEADERS = frozenset({"x-death", "x-delivery-count", "x-acquired-count"})
+#: of these, what a queue adds to each delivery
+DELIVERY_COUNTS = frozenset({"x-delivery-count", "x-acquired-count"})
 BROKER_HEADER_PREFIXES = ("x-first-death-", "x-last-death-")
 #: extra routing: a republished message would reach the siblings again
 ROUTING_HEADERS = frozenset({"CC", "BCC"})
@@ -82,5 +84,14 @@ REPLAYED = "replayed"
 DROPPED = "dropped"
 PURGED = "purged"
 POPPED = "popped"
+MOVED = "moved"
+RESTORED = "restored"
+#: a message that was replayed succeeded at the first attempt of its new lap
+SUCCEEDED = "succeeded"
+#: an operator's run: what it is about to do, how far it has come; its end is the operation's own event
+RUN_STARTED = "run-started"
+RUN_PLANNED = "run-planned"
+RUN_SENDING = "run-sending"
+RUN_SETTLED = "run-settled"
 #: written by a reader that wants to know when it has read everything that was there when it started
 MARKER = "marker"

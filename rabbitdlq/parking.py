@@ -24,7 +24,14 @@ from rabbitdlq.message import Message, derived_id
 from rabbitdlq.texts import printable, shorten
 from rabbitdlq.wire import Properties
 
-__all__ = ["Parking", "new_park_id", "park_properties", "replay_properties", "restored_properties"]
+__all__ = [
+    "Parking",
+    "new_park_id",
+    "park_properties",
+    "quick_replay_properties",
+    "replay_properties",
+    "restored_properties",
+]
 
 #: all our headers together, far below the smallest usual frame of 128 KiB
 OWN_HEADER_BYTES = 48_000
@@ -36,6 +43,8 @@ OTHER_PROPERTIES_BYTES = 2_900
 NAME_BYTES = 1_020
 HISTORY_BYTES = 16_000
 ORIGINAL_BYTES = 8_000
+#: of a letter's own headers, what does not go back to work with it
+_LEFT_BEHIND = names.OURS - names.KEPT_ON_REPLAY
 #: what the broker would refuse or act on in a letter that is put back
 _NOT_AGAIN = names.ROUTING_HEADERS | {"expiration", "user_id", "reply_to"}
 #: what a queue adds to each delivery
@@ -220,6 +229,15 @@ def replay_properties(letter: DeadLetter) -> Properties:
     if letter.id_derived:
         own[names.ID_DERIVED] = True
     return clean.but(headers=headers.plus(own), message_id=letter.wire.message_id or letter.id)
+
+
+def quick_replay_properties(wire: Properties, lap: int, park_id: str) -> Properties:
+    """What :func:`replay_properties` gives for a letter that a consumer parked and in which nothing has to be moved.
+
+    A tenth of its price: what stays is not even looked at.
+    """
+    own = {names.LAP: encode_value(lap + 1), names.REPLAY_ID: encode_value(park_id)}
+    return wire.but(headers=wire.table.without(_LEFT_BEHIND.__contains__).plus_raw(own))
 
 
 def restored_properties(wire: Properties, id: str) -> Properties:

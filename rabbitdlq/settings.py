@@ -58,6 +58,8 @@ class QueueSettings(BaseModel):
     journal_max_bytes: int = 1_000_000_000
     #: "quorum" or "classic"; the work queue's type unless given
     dlq_type: Literal["quorum", "classic"] | None = None
+    #: dead letters of this lap or a later one are held: bulk operations leave them out
+    max_laps: int = 3
 
     def topology(self, name: str) -> Topology:
         """The checked value; raises :class:`ConfigurationError` naming key and reason."""

@@ -4,6 +4,7 @@ The broker does retry, delay and parking by dead-lettering alone
 (https://www.rabbitmq.com/docs/dlx, https://www.rabbitmq.com/docs/ttl); this module only says what has to be declared.
 """
 
+import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from rabbitdlq.durations import format_duration, milliseconds
+from rabbitdlq.entities import BindingEntity, Entities, ExchangeEntity, QueueEntity
 from rabbitdlq.errors import ConfigurationError
 from rabbitdlq.fields import encode_value
 from rabbitdlq.limits import (
@@ -26,10 +28,6 @@ from rabbitdlq.limits import (
 from rabbitdlq.wire import WireError
 
 __all__ = [
-    "BindingEntity",
-    "Entities",
-    "ExchangeEntity",
-    "QueueEntity",
     "Rung",
     "Topology",
     "Version",
@@ -80,48 +78,6 @@ class Rung:
         return self.queue.rpartition(".")[0]
 
 
-@dataclass(frozen=True, slots=True)
-class ExchangeEntity:
-    """An exchange to declare, durable. ``theirs``: of the application; an existing one is taken as it is."""
-
-    name: str
-    type: str
-    arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    theirs: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class QueueEntity:
-    """A queue to declare, durable."""
-
-    name: str
-    arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
-
-
-@dataclass(frozen=True, slots=True)
-class BindingEntity:
-    """A binding from an exchange to a queue or to an exchange."""
-
-    source: str
-    destination: str
-    destination_type: Literal["queue", "exchange"]
-    routing_key: str = ""
-    arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Entities:
-    """What one topology asks a broker of one version to hold, in an order in which it can be declared.
-
-    The exchanges and the dead-letter queue come before the work queue: no moment exists in which a message could
-    leave the work queue for nowhere.
-    """
-
-    exchanges: tuple[ExchangeEntity, ...]
-    queues: tuple[QueueEntity, ...]
-    bindings: tuple[BindingEntity, ...]
-
-
 @dataclass(frozen=True)
 class Topology:
     """A work queue and everything that keeps its failures: frozen, checked when it is made.
@@ -144,6 +100,8 @@ class Topology:
     journal_max_bytes: int = 1_000_000_000
     #: type of the dead-letter queue; the work queue's type unless given
     dlq_type: Literal["quorum", "classic"] | None = None
+    #: a dead letter of this lap or a later one is held: bulk operations leave it out
+    max_laps: int = 3
 
     def __init__(
         self,
@@ -157,6 +115,7 @@ class Topology:
         journal_max_age: str | timedelta = timedelta(days=7),
         journal_max_bytes: int = 1_000_000_000,
         dlq_type: Literal["quorum", "classic"] | None = None,
+        max_laps: int = 3,
     ) -> None:
         put = object.__setattr__
         put(self, "name", name)
@@ -168,6 +127,7 @@ class Topology:
         put(self, "journal_max_age", checked_duration("journal_max_age", journal_max_age))
         put(self, "journal_max_bytes", journal_max_bytes)
         put(self, "dlq_type", dlq_type)
+        put(self, "max_laps", max_laps)
         self._check()
 
     def _check(self) -> None:
@@ -179,15 +139,13 @@ class Topology:
             raise ConfigurationError(f"name: {self.name!r} cannot name a queue; names starting 'amq.' are the broker's")
         check_name("name", self.name)
         check_range("crash_limit", self.crash_limit, 1, 1_000_000)
+        check_range("max_laps", self.max_laps, 1, 1_000_000)
         check_range("journal_max_bytes", self.journal_max_bytes, 1_000_000, 2**62)
         if self.journal_max_age < timedelta(seconds=1):
             raise ConfigurationError("journal_max_age: a journal keeps at least one second")
         own = [exchange.name for exchange in self._exchanges() if not exchange.theirs]
         queues = [*(rung.queue for rung in self.rungs), self.lock_queue]
-        for derived, most in (
-            *((name, MAX_EXCHANGE_BYTES) for name in own),
-            *((name, MAX_NAME_BYTES) for name in queues),
-        ):
+        for derived, most in (dict.fromkeys(own, MAX_EXCHANGE_BYTES) | dict.fromkeys(queues, MAX_NAME_BYTES)).items():
             if len(derived) > most:
                 raise ConfigurationError(f"name: {derived!r}, derived from it, is longer than {most} bytes")
         for place, binding in enumerate(self.bindings):
@@ -269,6 +227,12 @@ class Topology:
     def lock_queue(self) -> str:
         """The exclusive queue that the operator at work holds."""
         return f"{self.name}.dlq.lock"
+
+    @property
+    def lock_exchange(self) -> str:
+        """Says in its arguments who holds the lock; short, because the broker cuts the answer that shows them."""
+        name = self.lock_queue
+        return name if len(name) <= 40 else f"dlq-lock.{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
     @property
     def journal_exchange(self) -> str:
@@ -359,11 +323,7 @@ class Topology:
                 self.dead_exchange,
                 self.dlx,
                 "exchange",
-                arguments={
-                    "x-match": "all-with-x",
-                    "x-first-death-queue": self.name,
-                    "x-first-death-reason": reason,
-                },
+                arguments={"x-match": "all-with-x", "x-first-death-queue": self.name, "x-first-death-reason": reason},
             )
             for reason in _BROKERS_DEATHS
         )

@@ -8,8 +8,9 @@ from typing import Literal
 from rabbitdlq.broker.connection import CONNECT_TIMEOUT, Channel, Connection, close_channel
 from rabbitdlq.broker.translate import Difference, difference, translated
 from rabbitdlq.durations import MAX_RUNGS
+from rabbitdlq.entities import BindingEntity, Entities, ExchangeEntity, QueueEntity
 from rabbitdlq.errors import AccessDenied, ConfigurationError, EntityNotFound, TopologyMismatch
-from rabbitdlq.topology import BindingEntity, Entities, ExchangeEntity, QueueEntity, Topology
+from rabbitdlq.topology import Topology
 
 __all__ = [
     "Finding",

@@ -62,6 +62,11 @@ class Delivery:
         """The message's properties, byte for byte; raises :class:`WireError` where they are broken."""
         return Properties.parse(self._raw)
 
+    @property
+    def size(self) -> int:
+        """Bytes of body and properties."""
+        return len(self.body) + len(self._raw)
+
     def mentions(self, word: bytes) -> bool:
         """Whether these bytes stand somewhere in the properties, which need not be read to know."""
         return word in self._raw

@@ -53,6 +53,10 @@ def options(
     topology: Annotated[
         Path, typer.Option(envvar="RABBITDLQ_TOPOLOGY", help="The file that says which queues there are.")
     ] = Path("rabbitdlq.toml"),
+    read_only: Annotated[
+        bool,
+        typer.Option("--read-only", envvar="RABBITDLQ_READ_ONLY", help="Refuse whatever changes something."),
+    ] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
@@ -60,7 +64,7 @@ def options(
     """Options of every command."""
     # what a library call warns of is told on stderr: stdout is for data
     configure_logs("console", "warning")
-    context.obj = Options(url=url, management_url=management_url, topology_file=topology)
+    context.obj = Options(url=url, management_url=management_url, topology_file=topology, read_only=read_only)
 
 
 def main() -> None:

@@ -56,6 +56,7 @@ def consume(
     """
     configure_logs(log_format, log_level)
     options = options_of(context)
+    options.check_writable("consume")
     topology, grace_time = options.topology(queue), _duration("--grace", grace)
     if processes > 1:
         words = ["consume", queue, "--handler", handler, "--concurrency", str(concurrency), "--grace", grace]

@@ -15,6 +15,8 @@ import structlog
 import typer
 from rich.console import Console, RenderableType
 
+from rabbitdlq.dead_letters import DLQManager
+from rabbitdlq.errors import ReadOnly
 from rabbitdlq.settings import load_topologies, pick_topology
 from rabbitdlq.topology import Topology
 
@@ -32,6 +34,8 @@ class Options:
     url: str
     management_url: str | None
     topology_file: Path
+    #: whatever changes something is refused
+    read_only: bool = False
 
     def topologies(self, queues: Iterable[str] | None = None) -> list[Topology]:
         """The topologies of these queues, all of the file without any. Raises :class:`ConfigurationError`."""
@@ -41,6 +45,15 @@ class Options:
     def topology(self, queue: str) -> Topology:
         """The topology of one queue. Raises :class:`ConfigurationError`."""
         return self.topologies([queue])[0]
+
+    def manager(self, queue: str) -> DLQManager:
+        """For the dead letters of one queue. Raises :class:`ConfigurationError`."""
+        return DLQManager(self.topology(queue), url=self.url, read_only=self.read_only)
+
+    def check_writable(self, command: str) -> None:
+        """Raises :class:`ReadOnly` where changes are refused."""
+        if self.read_only:
+            raise ReadOnly(f"{command}: refused, because --read-only or RABBITDLQ_READ_ONLY is set")
 
 
 def options_of(context: typer.Context) -> Options:

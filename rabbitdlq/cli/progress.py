@@ -15,32 +15,59 @@ PLAIN_EVERY_SECONDS = 5.0
 
 
 class Reporter:
-    """Shows how far work has come. Used as a context manager."""
+    """Shows how far work has come, how fast it goes and how long it will take. Used as a context manager."""
 
     def __init__(self, what: str, total: int | None = None) -> None:
         self._what = what
         self._total = total
-        self._said = time.monotonic()
+        self._began = self._said = time.monotonic()
+        self._done = 0
+        self._waits = False
         self._bar: Progress | None = None
         if sys.stderr.isatty():
             self._bar = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(),
                 MofNCompleteColumn(),
+                TextColumn("{task.fields[rate]}"),
                 TimeRemainingColumn(),
                 console=err(),
                 transient=True,
             )
-            self._task = self._bar.add_task(what, total=total)
+            self._task = self._bar.add_task(what, total=total, rate="")
 
     def at(self, done: int, total: int | None = None) -> None:
         """So many are done, of so many."""
+        self._done = done
         self._total = total if total is not None else self._total
+        now = time.monotonic()
         if self._bar is not None:
-            self._bar.update(self._task, completed=done, total=self._total)
-        elif time.monotonic() - self._said >= PLAIN_EVERY_SECONDS:
-            self._said = time.monotonic()
-            say(f"{self._what}: {done:,}{'' if self._total is None else f' of {self._total:,}'}")
+            self._bar.update(self._task, completed=done, total=self._total, rate=f"{self._rate(now):,.0f}/s")
+        elif now - self._said >= PLAIN_EVERY_SECONDS:
+            self._said = now
+            say(self._line(now))
+
+    def waiting(self, waits: bool) -> None:
+        """Nothing is being done but waiting for what others do."""
+        if waits != self._waits:
+            self._waits = waits
+            what = f"{self._what}, waiting for what becomes of them" if waits else self._what
+            if self._bar is not None:
+                self._bar.update(self._task, description=what)
+            elif waits:
+                say(f"{what}: {self._done:,} so far")
+
+    def _rate(self, now: float) -> float:
+        return self._done / max(now - self._began, 0.001)
+
+    def _line(self, now: float) -> str:
+        """``replaying orders: 1,200 of 20,000, 240/s, 78 s left``."""
+        line = f"{self._what}: {self._done:,}"
+        if self._total is None:
+            return line
+        rate = self._rate(now)
+        left = f", {(self._total - self._done) / rate:,.0f} s left" if self._done and rate else ""
+        return f"{line} of {self._total:,}, {rate:,.0f}/s{left}"
 
     def __enter__(self) -> Self:
         if self._bar is not None:

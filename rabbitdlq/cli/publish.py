@@ -36,9 +36,11 @@ def publish(
 
     Ctrl-C: no more lines are sent, those in flight are waited for, and the last line sent is named.
     """
+    options = options_of(context)
+    options.check_writable("publish")
     work = _Publishing(queue, exchange, routing_key)
     with _opened(file) as descriptor:
-        run(work.run(options_of(context).url, descriptor, window))
+        run(work.run(options.url, descriptor, window))
     raise typer.Exit(work.exit_code())
 
 

@@ -1,8 +1,8 @@
 """Dead letters for people: tables and the full story of one."""
 
 import json
-from collections.abc import Sequence
-from datetime import datetime
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -10,13 +10,17 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from rabbitdlq.dead_letter import DeadLetter
-from rabbitdlq.dead_letters import QueueSummary, ReplayReport
+from rabbitdlq.cli.columns import Column
+from rabbitdlq.dead_letter import AttemptRecord, DeadLetter
+from rabbitdlq.dead_letters import Group as DeadGroup
+from rabbitdlq.dead_letters import OperatorAction, QueueSummary, Story
+from rabbitdlq.dead_letters.groups import NONE
 
-__all__ = ["letter", "plain", "replay_json", "row", "summaries", "table"]
+__all__ = ["groups", "plain", "plain_table", "row", "safe", "story", "summaries", "table", "time_text"]
 
-COLUMNS = ("id", "parked", "reason", "attempts", "lap", "error", "routing key")
-
+#: characters of a cell; what can be pasted into the next command is never cut
+LONGEST_CELL = 80
+PASTED = frozenset({"id", "park id", "fingerprint", "example id"})
 
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 
@@ -31,51 +35,85 @@ def safe(text: str, style: str = "") -> Text:
     return Text(plain(text), style=style)
 
 
-def _time(moment: datetime | None) -> str:
+def time_text(moment: datetime | None) -> str:
+    """In local time, to the second."""
     return "?" if moment is None else moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
-def _plain_table(*columns: str) -> Table:
+def plain_table(*columns: str, whole: bool = False) -> Table:
+    """An empty table without lines; with ``whole`` long cells are folded, not cut."""
     shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for column in columns:
         # an id that is cut cannot be pasted into the next command
-        shown.add_column(column, no_wrap=column == "id", overflow="fold" if column == "id" else "ellipsis")
+        shown.add_column(column, no_wrap=column in PASTED, overflow="fold" if whole or column in PASTED else "ellipsis")
     return shown
 
 
-def _error_line(dead: DeadLetter) -> str:
-    if dead.error is None:
-        return "(parked by the broker; see 'dlq show')" if dead.bare else ""
-    lines = dead.error.message.splitlines()
-    text = f"{dead.error.type}: {lines[0] if lines else ''}"
-    return text if len(text) <= 80 else text[:79] + "…"
-
-
-def row(dead: DeadLetter) -> tuple[str, ...]:
+def row(columns: Sequence[Column], dead: DeadLetter) -> tuple[str, ...]:
     """One line of the list."""
-    attempts = f"{dead.attempts}/{dead.max_attempts}" if dead.max_attempts else str(dead.attempts)
-    return (
-        dead.id,
-        _time(dead.moved_to_dlq_at),
-        dead.reason,
-        attempts,
-        str(dead.lap),
-        _error_line(dead),
-        dead.routing_key,
-    )
+    return tuple(_cell(column, dead) for column in columns)
 
 
-def table(rows: Sequence[tuple[str, ...]]) -> Table:
+def _cell(column: Column, dead: DeadLetter) -> str:
+    value = column.value(dead)
+    match column.name, value:
+        case "attempts", _:
+            return f"{dead.attempts}/{dead.max_attempts}" if dead.max_attempts else str(dead.attempts)
+        case "error", None if dead.bare:
+            return "(parked by the broker; see 'dlq show')"
+        case _, None:
+            return ""
+        case _, datetime():
+            return time_text(value)
+        case _, str():
+            return _short(value, LONGEST_CELL if _heading(column) not in PASTED else len(value))
+        case _:
+            return _short(_compact(value), LONGEST_CELL)
+
+
+def _heading(column: Column) -> str:
+    return column.name if "." in column.name else column.name.replace("-", " ")
+
+
+def _short(text: str, longest: int) -> str:
+    return text if len(text) <= longest else text[: longest - 1] + "…"
+
+
+def table(columns: Sequence[Column], rows: Sequence[tuple[str, ...]]) -> Table:
     """The list."""
-    shown = _plain_table(*COLUMNS)
+    shown = plain_table(*(_heading(column) for column in columns))
     for cells in rows:
         shown.add_row(*(safe(cell) for cell in cells))
     return shown
 
 
+def groups(found: Sequence[DeadGroup], by: str) -> Table:
+    """One line a group of dead letters; columns that no group has anything in are left out."""
+    columns: list[tuple[str, Callable[[DeadGroup], str]]] = [
+        (by.replace("-", " "), lambda group: group.key or NONE),
+        ("count", lambda group: f"{group.count:,}"),
+        ("share", lambda group: f"{group.share:.1%}" if group.share >= 0.001 else "<0.1%"),
+        ("state", lambda group: group.state or ""),
+        ("first parked", lambda group: time_text(group.first_parked)),
+        ("last parked", lambda group: time_text(group.last_parked)),
+        ("came back", lambda group: f"{group.came_back:,} (lap {group.max_lap})" if group.came_back else ""),
+        ("last replayed", lambda group: time_text(group.last_replayed) if group.last_replayed else ""),
+        ("example id", lambda group: group.example_id),
+    ]
+    if by == "fingerprint":
+        columns.insert(1, ("signature", lambda group: group.signature))
+    always = {by.replace("-", " "), "count", "share", "first parked", "last parked"}
+    lines = [[text(group) for _, text in columns] for group in found]
+    kept = [place for place, (name, _) in enumerate(columns) if name in always or any(line[place] for line in lines)]
+    shown = plain_table(*(columns[place][0] for place in kept))
+    for line in lines:
+        shown.add_row(*(safe(_short(line[place], LONGEST_CELL)) for place in kept))
+    return shown
+
+
 def summaries(found: Sequence[QueueSummary]) -> Table:
     """One line a work queue."""
-    shown = _plain_table("queue", "waiting", "on the ladder", "dead", "consumers")
+    shown = plain_table("queue", "waiting", "on the ladder", "dead", "consumers")
     for entry in found:
         known = [count for count in entry.on_ladder.values() if count is not None]
         ladder = f"{sum(known):,}" if len(known) == len(entry.on_ladder) else "missing"
@@ -88,19 +126,29 @@ def summaries(found: Sequence[QueueSummary]) -> Table:
     return shown
 
 
-def letter(dead: DeadLetter) -> RenderableType:
-    """Everything about one dead letter."""
+def story(told: Story) -> RenderableType:
+    """Everything about one dead letter, and what the journal knows of its message."""
+    dead = told.letter
     facts = Table.grid(padding=(0, 2, 0, 0))
     facts.add_column(style="bold", no_wrap=True)
-    facts.add_column()
+    facts.add_column(overflow="fold")  # a long word is shown to its end
     for name, value in _facts(dead):
         facts.add_row(name, safe(value))
     parts: list[RenderableType] = [facts]
     if dead.history:
-        parts += [safe("\nattempts", style="bold"), Padding(_history(dead), (0, 0, 0, 2))]
+        parts += _section("attempts", _timeline(dead.history))
     if dead.error is not None and dead.error.traceback:
-        parts += [safe("\ntraceback", style="bold"), Padding(safe(dead.error.traceback.rstrip()), (0, 0, 0, 2))]
+        parts += _section("traceback", safe(dead.error.traceback.rstrip()))
+    for lap in reversed(told.laps[:-1]):
+        end = f"parked {time_text(lap.parked_at)}, {lap.reason}" if lap.reason else "its end is not in the journal"
+        parts += _section(f"lap {lap.number}: {end}", _timeline(lap.attempts))
+    if told.actions:
+        parts += _section("operators", _actions(told.actions))
     return Group(*parts)
+
+
+def _section(title: str, content: RenderableType) -> list[RenderableType]:
+    return [safe(f"\n{title}", style="bold"), Padding(content, (0, 0, 0, 2))]
 
 
 def _facts(dead: DeadLetter) -> list[tuple[str, str]]:
@@ -119,9 +167,9 @@ def _facts(dead: DeadLetter) -> list[tuple[str, str]]:
         ("lap", str(dead.lap)),
         ("queue", dead.queue),
         ("published to", f"{dead.exchange or '(default exchange)'} with key {dead.routing_key!r}"),
-        ("created", _time(dead.created_at)),
-        ("first failed", _time(dead.first_failed_at)),
-        ("parked", _time(dead.moved_to_dlq_at)),
+        ("created", time_text(dead.created_at)),
+        ("first failed", time_text(dead.first_failed_at)),
+        ("parked", time_text(dead.moved_to_dlq_at)),
         ("headers", _compact(dead.as_json()["headers"])),
         ("properties", _compact(dead.as_json()["properties"])),
         ("moved out", _compact(moved) if moved else ""),
@@ -130,31 +178,49 @@ def _facts(dead: DeadLetter) -> list[tuple[str, str]]:
     return [(name, value) for name, value in facts if value]
 
 
-def _history(dead: DeadLetter) -> Table:
-    shown = _plain_table("attempt", "at", "took", "worker", "error")
-    for record in dead.history:
+def _timeline(records: Sequence[AttemptRecord]) -> Table:
+    """One line an attempt; a record's time is the end of its attempt."""
+    shown = plain_table("attempt", "at", "took", "then waited", "worker", "error", whole=True)
+    for record, following in zip(records, (*records[1:], None), strict=True):
         took = "" if record.duration_ms is None else f"{record.duration_ms:,.1f} ms"
         shown.add_row(
             str(record.attempt),
-            _time(record.at),
+            time_text(record.at),
             took,
+            _waited(record, following),
             safe(record.worker),
             safe(f"{record.error_type}: {record.error_message}"),
         )
     return shown
 
 
+def _waited(record: AttemptRecord, following: AttemptRecord | None) -> str:
+    if following is None or following.attempt != record.attempt + 1:
+        return ""
+    wait = following.at - record.at - timedelta(milliseconds=following.duration_ms or 0)
+    # workers' clocks differ
+    return span(wait) if wait > timedelta() else ""
+
+
+def span(duration: timedelta) -> str:
+    """For people: to the tenth of a second below a minute, to the second from there on."""
+    seconds = duration.total_seconds()
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    parts = [(days, "d"), (hours, "h"), (minutes, "m"), (rest, "s")]
+    return " ".join(f"{count} {unit}" for count, unit in parts if count)
+
+
+def _actions(actions: Sequence[OperatorAction]) -> Table:
+    shown = plain_table("at", "what", "letters", "who", "as", whole=True)
+    for action in actions:
+        what = action.event if action.named else f"{action.event} (does not name all: this one may be among them)"
+        shown.add_row(time_text(action.at), what, f"{action.count:,}", safe(action.who), safe(action.amqp_user or ""))
+    return shown
+
+
 def _compact(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
-
-
-def replay_json(report: ReplayReport) -> dict[str, Any]:
-    """As ``dlq replay --json`` shows it."""
-    return {
-        "found": report.found,
-        "replayed": report.replayed,
-        "duplicates": report.duplicates,
-        "stayed": report.stayed,
-        "errors": [{"id": letter_id, "error": why} for letter_id, why in report.errors],
-        "interrupted": report.interrupted,
-    }

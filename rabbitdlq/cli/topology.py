@@ -36,7 +36,9 @@ def apply(
 
     A queue that cannot be declared is named, and the others go on (exit code 3).
     """
-    outcomes = run(_apply(options_of(context), queues, migrate=migrate))
+    options = options_of(context)
+    options.check_writable("topology apply")
+    outcomes = run(_apply(options, queues, migrate=migrate))
     done = [report for report in outcomes if isinstance(report, Report)]
     for outcome in outcomes:
         say(_told(outcome) if isinstance(outcome, Report) else f"rabbitdlq: {outcome}")

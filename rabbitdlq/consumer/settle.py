@@ -80,6 +80,9 @@ class Settler:
         if settled and message.attempt > 1:
             self._index.forget(message.id, message.lap, datetime.now(UTC))
             await self._writer.append(journal.recovered(message, self._worker, outcome.duration_ms))
+        elif settled and message.lap > 1:
+            # whoever replayed it may be waiting to hear
+            await self._writer.append(journal.succeeded(message, self._worker, outcome.duration_ms))
         return _done(settled)
 
     async def _retry(self, delivery: Delivery, message: Message, outcome: Retry) -> Settlement:

@@ -1,6 +1,28 @@
 """Looking at dead letters, sending them back, deleting them."""
 
-from rabbitdlq.dead_letters.manager import DLQManager, QueueSummary
-from rabbitdlq.dead_letters.replay import ReplayReport
+from rabbitdlq.dead_letters.groups import Group
+from rabbitdlq.dead_letters.looking import QueueSummary
+from rabbitdlq.dead_letters.manager import DLQManager
+from rabbitdlq.dead_letters.plan import ReplayPlan
+from rabbitdlq.dead_letters.replay import Canary, Target
+from rabbitdlq.dead_letters.report import RunReport
+from rabbitdlq.dead_letters.run_log import RunInfo
+from rabbitdlq.dead_letters.selection import NumberRange, Selection, Where
+from rabbitdlq.dead_letters.story import Lap, OperatorAction, Story
 
-__all__ = ["DLQManager", "QueueSummary", "ReplayReport"]
+__all__ = [
+    "Canary",
+    "DLQManager",
+    "Group",
+    "Lap",
+    "NumberRange",
+    "OperatorAction",
+    "QueueSummary",
+    "ReplayPlan",
+    "RunInfo",
+    "RunReport",
+    "Selection",
+    "Story",
+    "Target",
+    "Where",
+]

@@ -11,12 +11,8 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from types import TracebackType
 from typing import Self
-
-import aiormq.exceptions
 
 from rabbitdlq.broker import (
     Channel,
@@ -29,7 +25,9 @@ from rabbitdlq.broker import (
 )
 from rabbitdlq.broker.connection import CONNECT_TIMEOUT
 from rabbitdlq.dead_letter import DeadLetter
-from rabbitdlq.errors import BrokerError, BrokerUnavailable, DeadLettersInUse
+from rabbitdlq.dead_letters.lock import release_lock, take_lock
+from rabbitdlq.dead_letters.traits import Traits, traits_of
+from rabbitdlq.errors import BrokerError, BrokerUnavailable
 from rabbitdlq.topology import Topology
 from rabbitdlq.wire import Properties, WireError
 
@@ -40,25 +38,68 @@ CHUNK_BYTES = 64 * 1024 * 1024
 FIRST_CHUNK, GROWTH, LARGEST_CHUNK = 4, 8, 2_000
 QUIET_SECONDS = 2.0
 STALLED_SECONDS = 60.0
+#: what a held letter takes beside its bytes
+HELD_BYTES = 1_500
 #: for letters to be ready again after they were given back; somebody else may take them away at once
 RETURN_SECONDS = 5.0
 
 
-@dataclass(slots=True)
 class Held:
     """A dead letter and the unacknowledged delivery it came in."""
 
-    letter: DeadLetter
-    _delivery: Delivery
-    #: False where the properties are broken: sending it again would lose them
-    readable: bool
-    _on_removed: Callable[[], None]
+    __slots__ = ("_browser", "_delivery", "_letter", "_queue", "_traits", "readable", "wire")
+
+    def __init__(self, browser: "Browser", queue: str, delivery: Delivery) -> None:
+        self._browser = browser
+        self._queue = queue
+        self._delivery = delivery
+        self._letter: DeadLetter | None = None
+        self._traits: Traits | None = None
+        #: False where the properties are broken: sending it again would lose them
+        self.readable = True
+        try:
+            self.wire = delivery.properties()
+        except WireError:
+            self.wire, self.readable = Properties(), False  # shown as far as it can be
+
+    @property
+    def body(self) -> bytes:
+        """The message's body."""
+        return self._delivery.body
+
+    @property
+    def letter(self) -> DeadLetter:
+        """All of it, read at the first look."""
+        if self._letter is None:
+            self._letter = DeadLetter.parse(self._queue, self.body, self.wire)
+        return self._letter
+
+    def forget(self) -> None:
+        """Keep the bytes only; looking reads them again."""
+        self._letter = None
+
+    @property
+    def traits(self) -> Traits:
+        """What bulk operations have to know, which is quicker to read."""
+        if self._traits is None:
+            self._traits = traits_of(self._queue, self.body, self.wire)
+        return self._traits
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes here, roughly."""
+        return self._delivery.size + HELD_BYTES
+
+    @property
+    def channel(self) -> ConsumingChannel:
+        """Where it is held."""
+        return self._delivery.channel
 
     def remove(self) -> None:
         """Take it out of the queue for good; raises :class:`BrokerUnavailable` where the channel is gone already."""
         if not self._delivery.ack():
-            raise BrokerUnavailable(f"removing dead letter {self.letter.id!r} from the queue: the connection was lost")
-        self._on_removed()
+            raise BrokerUnavailable(f"removing dead letter {self.traits.id!r} from the queue: the connection was lost")
+        self._browser.note_removed(self._delivery)
 
     async def settled(self) -> None:
         """Return when the broker has seen the removal; raises :class:`BrokerError` where that is not certain."""
@@ -72,10 +113,24 @@ class Browser:
     is no dead-letter queue.
     """
 
-    def __init__(self, connection: Connection, topology: Topology, who: str) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        topology: Topology,
+        who: str,
+        on_progress: Callable[[int, int], None] | None = None,
+        *,
+        doing: str = "looking",
+    ) -> None:
+        """``who`` and ``doing`` (one word) are told to whoever finds the letters in use.
+
+        ``on_progress`` is told how many letters have come, of how many; also while the rest is taken at the end.
+        """
+        self._on_progress = on_progress
         self._connection = connection
         self._topology = topology
         self._who = who
+        self._doing = doing
         self._control: Channel | None = None
         #: in the order in which they were filled, and how many letters each holds
         self._filled: dict[ConsumingChannel, int] = {}
@@ -91,30 +146,16 @@ class Browser:
         try:
             # only whoever holds the lock gets a count that nobody takes from
             await count_messages(self._control, self._topology.dlq)
-            await self._lock(self._control)
-            self.count = await count_messages(self._control, self._topology.dlq)
+            await take_lock(self._connection, self._topology, self._who, self._doing)
+            try:
+                self.count = await count_messages(self._control, self._topology.dlq)
+            except BaseException:
+                await release_lock(self._control, self._topology)
+                raise
         except BaseException:
             await close_channel(self._control)
             raise
         return self
-
-    async def _lock(self, channel: Channel) -> None:
-        lock = self._topology.lock_queue
-        try:
-            with translated(f"locking {self._topology.dlq!r}"):
-                async with asyncio.timeout(CONNECT_TIMEOUT.total_seconds()):
-                    await channel.queue_declare(
-                        lock,
-                        exclusive=True,
-                        arguments={"holder": self._who, "since": datetime.now(UTC).isoformat(timespec="seconds")},
-                    )
-        except BrokerError as error:
-            if isinstance(error.__cause__, aiormq.exceptions.ChannelLockedResource):
-                raise DeadLettersInUse(
-                    f"{self._topology.dlq!r} is in use: another operator is looking at, replaying or dropping its "
-                    f"messages (who and since when: arguments of queue {lock!r} in the management UI); try again later"
-                ) from error
-            raise
 
     async def read(self, limit: int | None = None) -> AsyncGenerator[Held, None]:
         """The letters that were there at entering, oldest first, at most ``limit``.
@@ -123,7 +164,7 @@ class Browser:
         """
         async with contextlib.aclosing(self._take(limit)) as deliveries:
             async for delivery in deliveries:
-                yield self._held(delivery)
+                yield Held(self, self._topology.name, delivery)
 
     async def _take(self, limit: int | None) -> AsyncGenerator[Delivery, None]:
         left = self.count - self._taken if limit is None else min(limit, self.count - self._taken)
@@ -160,6 +201,8 @@ class Browser:
             self._taken += 1
             self._filled[channel] += 1
             filling.append(delivery)
+            if self._on_progress is not None:
+                self._on_progress(self._taken, self.count)
         await self._cancel(channel)
         while filling:
             yield filling.popleft()
@@ -181,18 +224,9 @@ class Browser:
             return delivery
         raise BrokerUnavailable(f"reading {self._topology.dlq!r}: nothing came for {STALLED_SECONDS:g} s")
 
-    def _held(self, delivery: Delivery) -> Held:
-        readable = True
-        try:
-            wire = delivery.properties()
-        except WireError:
-            wire, readable = Properties(), False  # shown as far as it can be
-        letter = DeadLetter.parse(self._topology.name, delivery.body, wire)
-
-        def note_removed() -> None:
-            self._filled[delivery.channel] -= 1
-
-        return Held(letter, delivery, readable, note_removed)
+    def note_removed(self, delivery: Delivery) -> None:
+        """One less to wait for when its channel is closed."""
+        self._filled[delivery.channel] -= 1
 
     async def _cancel(self, channel: ConsumingChannel) -> None:
         if channel in self._consuming:
@@ -209,6 +243,24 @@ class Browser:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._control is not None:
+            await self._return_all(self._control)
+            await release_lock(self._control, self._topology)
+            await close_channel(self._control)
+
+    async def give_back(self) -> None:
+        """Put everything that is held back into its place and keep the lock; reading begins anew after it.
+
+        The broker ends a channel that holds letters for longer than its consumer timeout, half an hour by default
+        (https://www.rabbitmq.com/docs/consumers#acknowledgement-timeout).
+        """
+        assert self._control is not None
+        await self._return_all(self._control)
+        self._filled.clear()
+        self._taken, self._ended_early, self._chunk = 0, False, FIRST_CHUNK
+        self.count = await count_messages(self._control, self._topology.dlq)
+
+    async def _return_all(self, control: Channel) -> None:
         # first of all: a consumer still there would share what follows with the next one, and mix up the order
         for channel in list(self._consuming):
             await self._cancel(channel)
@@ -217,12 +269,7 @@ class Browser:
                 async with contextlib.aclosing(self._take(None)) as rest:
                     async for _ in rest:
                         pass
-        if self._control is not None:
-            await self._give_back(self._control)
-            with contextlib.suppress(Exception):
-                async with asyncio.timeout(CONNECT_TIMEOUT.total_seconds()):
-                    await self._control.queue_delete(self._topology.lock_queue)
-            await close_channel(self._control)
+        await self._give_back(control)
 
     async def _give_back(self, control: Channel) -> None:
         """Close the channels one after the other, the next when the letters of the one before are ready again.

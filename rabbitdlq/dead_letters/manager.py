@@ -1,72 +1,39 @@
 """``DLQManager``: everything that can be done with the dead letters of one work queue. Every door uses this class."""
 
 import asyncio
-import getpass
-import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from contextlib import aclosing
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
 
-from rabbitdlq import journal, names
-from rabbitdlq.broker import (
-    Connection,
-    Outgoing,
-    PublishLink,
-    close_channel,
-    count_messages,
-    new_id,
-    queue_counts,
-)
+from rabbitdlq import names
+from rabbitdlq.broker import close_channel, count_messages
 from rabbitdlq.dead_letter import DeadLetter
-from rabbitdlq.dead_letters.browse import Browser, Held
-from rabbitdlq.dead_letters.replay import PUBLISH_TIMEOUT, Replayer, ReplayReport
-from rabbitdlq.deaths import Arrival
-from rabbitdlq.errors import (
-    AmbiguousDeadLetter,
-    BrokerError,
-    ConfigurationError,
-    DeadLetterNotFound,
-    DeadLettersInUse,
-    EntityNotFound,
-)
-from rabbitdlq.failure import Failure
-from rabbitdlq.journal import HistoryIndex, JournalEvent, JournalWriter, read_journal
-from rabbitdlq.message import Message, message_of
-from rabbitdlq.parking import Parking, new_park_id, park_properties
-from rabbitdlq.producer import encode_payload
+from rabbitdlq.dead_letters.archive import ArchiveWriter, read_archive
+from rabbitdlq.dead_letters.groups import Group, Grouping
+from rabbitdlq.dead_letters.looking import QueueSummary, find, read_letters, summarize
+from rabbitdlq.dead_letters.operation import Operation, resumable, runs_of
+from rabbitdlq.dead_letters.plan import Planner, ReplayPlan
+from rabbitdlq.dead_letters.pushing import message_to_push, pushed
+from rabbitdlq.dead_letters.replay import Canary, Target
+from rabbitdlq.dead_letters.report import RunReport
+from rabbitdlq.dead_letters.restore import Restoring
+from rabbitdlq.dead_letters.run_log import RunInfo
+from rabbitdlq.dead_letters.runner import PUBLISH_TIMEOUT
+from rabbitdlq.dead_letters.selection import Selection
+from rabbitdlq.dead_letters.session import Session
+from rabbitdlq.dead_letters.story import Story, last_replays, story_of, with_story
+from rabbitdlq.errors import ConfigurationError
+from rabbitdlq.message import Message
 from rabbitdlq.topology import Topology
-from rabbitdlq.wire import Headers, Properties, WireError
 
-__all__ = ["DLQManager", "QueueSummary"]
+__all__ = ["DLQManager"]
 
-
-@dataclass(frozen=True, slots=True)
-class QueueSummary:
-    """How one work queue stands. Counts are of messages ready for delivery; None where the queue does not exist."""
-
-    queue: str
-    #: waiting for a consumer
-    waiting: int | None
-    #: waiting on the ladder, by rung
-    on_ladder: Mapping[str, int | None]
-    dead: int | None
-    consumers: int | None
-
-    def as_json(self) -> dict[str, Any]:
-        """As ``rabbitdlq dlq summary --json`` shows it."""
-        return {
-            "queue": self.queue,
-            "waiting": self.waiting,
-            "on_ladder": dict(self.on_ladder),
-            "dead": self.dead,
-            "consumers": self.consumers,
-        }
+EVERYTHING = Selection()
 
 
-class DLQManager:
+class DLQManager(Session):
     """The dead letters of one work queue: look, replay, drop, push. Used as an async context manager.
 
     ::
@@ -80,67 +47,29 @@ class DLQManager:
     :class:`DeadLettersInUse` where another operator holds it. What changes something is written to the journal.
     """
 
-    def __init__(self, topology: Topology, *, url: str, who: str | None = None) -> None:
-        """``who`` is written to the journal; user and host of this process unless given."""
-        self.topology = topology
-        self.who = who or f"{_user()}@{socket.gethostname()}"
-        self._url = url
-        self._link = PublishLink(url, f"rabbitdlq dlq {topology.name} {self.who}")
-        self._writer = JournalWriter(topology, self._link)
-        self._connection: Connection | None = None
-        self._connecting = asyncio.Lock()
-        self._one_at_a_time = asyncio.Lock()
-        self._reading = False
-
-    async def __aenter__(self) -> Self:
-        await self._connected()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._link.close()
-        if self._connection is not None:
-            await self._connection.close()
-
-    async def _connected(self) -> Connection:
-        async with self._connecting:
-            if self._connection is None or not self._connection.is_open:
-                self._connection = await Connection.open(self._url, f"rabbitdlq dlq {self.topology.name} {self.who}")
-            return self._connection
-
-    @asynccontextmanager
-    async def _browse(self) -> AsyncIterator[Browser]:
-        for _ in range(3):  # a loop over each() that was left by break is closed in the event loop's next rounds
-            await asyncio.sleep(0)
-        if self._reading:  # whoever waits for his own loop to end waits for ever
-            raise DeadLettersInUse(
-                f"{self.topology.dlq!r} is in use: each() of this manager is still open; end or close it first"
-            )
-        async with self._one_at_a_time, Browser(await self._connected(), self.topology, self.who) as browser:
-            yield browser
-
     # --- looking
 
-    async def peek(self, limit: int = 20) -> list[DeadLetter]:
-        """The oldest letters, at most ``limit``."""
-        return [letter async for letter in self._letters(limit)]
+    async def peek(self, limit: int = 20, selection: Selection | None = None) -> list[DeadLetter]:
+        """The oldest letters, at most ``limit``; of those that belong to the selection."""
+        return [letter async for letter in self._letters(limit, selection, None)]
 
     async def peek_all(self) -> list[DeadLetter]:
         """All letters, oldest first. For more than memory holds use :meth:`each`."""
-        return [letter async for letter in self._letters(None)]
+        return [letter async for letter in self._letters(None, None, None)]
 
-    async def each(self, limit: int | None = None) -> AsyncGenerator[DeadLetter, None]:
+    async def each(
+        self,
+        limit: int | None = None,
+        selection: Selection | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> AsyncGenerator[DeadLetter, None]:
         """The letters one after the other, oldest first, in bounded memory; the lock is held until the end.
 
-        Copies of one letter that a crash parked twice are shown once. Until it has ended or is closed, every other
-        operation of this manager raises :class:`DeadLettersInUse`: collect the ids first, then change.
+        ``limit`` counts those that belong to the selection; ``on_progress`` is told how many letters were read, of how
+        many. Copies of one letter that a crash parked twice are shown once. Until it has ended or is closed, every
+        other operation of this manager raises :class:`DeadLettersInUse`: collect the ids first, then change.
         """
-        async with aclosing(self._letters(limit)) as letters:
+        async with aclosing(self._letters(limit, selection, on_progress)) as letters:
             try:
                 async for letter in letters:
                     self._reading = True
@@ -148,25 +77,55 @@ class DLQManager:
             finally:
                 self._reading = False
 
-    async def _letters(self, limit: int | None) -> AsyncGenerator[DeadLetter, None]:
-        seen: set[tuple[str, int]] = set()
-        async with self._browse() as browser, aclosing(browser.read(limit)) as held_letters:
-            async for held in held_letters:
-                letter = held.letter
-                if letter.repeated and letter.copy_key in seen:
-                    continue
-                if letter.copy_key is not None:
-                    seen.add(letter.copy_key)
+    async def _letters(
+        self, limit: int | None, selection: Selection | None, on_progress: Callable[[int, int], None] | None
+    ) -> AsyncGenerator[DeadLetter, None]:
+        async with self._browse(on_progress) as browser, aclosing(read_letters(browser, limit, selection)) as letters:
+            async for letter in letters:
                 yield letter
+
+    async def groups(
+        self,
+        by: str = "fingerprint",
+        since: datetime | None = None,
+        selection: Selection | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> list[Group]:
+        """How many letters of each bug there are, most first; also by error, reason, routing-key, worker or type.
+
+        With ``since`` each group says whether it is new, growing or regressed since then. Memory grows with the number
+        of groups. Raises :class:`ConfigurationError` for another ``by``.
+        """
+        grouping = Grouping(by)
+        async with aclosing(self._letters(None, selection, on_progress)) as letters:
+            async for letter in letters:
+                grouping.add(letter)
+        # the journal tells of fingerprints only
+        known = by == "fingerprint"
+        replayed = await last_replays(await self._connected(), self.topology, self._writer) if known else {}
+        return grouping.groups(last_replayed=replayed, since=since)
 
     async def get(self, id: str) -> DeadLetter:
         """The letter with this message id or park id; one that the broker parked bare gets its story from the journal.
 
         Raises :class:`DeadLetterNotFound`, or :class:`AmbiguousDeadLetter` where several have the id.
         """
-        async with self._browse() as browser:
-            letter = (await self._find(browser, id))[0].letter
-        return await self._with_story(letter) if letter.bare or letter.history_partial else letter
+        letter = await self._find_one(id)
+        if not (letter.bare or letter.history_partial):
+            return letter
+        return await with_story(await self._connected(), self.topology, self._writer, letter)
+
+    async def story(self, id: str, on_progress: Callable[[int, int], None] | None = None) -> Story:
+        """The same letter with its earlier laps and what operators did to it, as far as the journal reaches back.
+
+        Raises as :meth:`get` does; where the journal cannot be read, the story says so.
+        """
+        letter = await self._find_one(id, on_progress)
+        return await story_of(await self._connected(), self.topology, self._writer, letter)
+
+    async def _find_one(self, id: str, on_progress: Callable[[int, int], None] | None = None) -> DeadLetter:
+        async with self._browse(on_progress) as browser:
+            return (await find(browser, self.topology, id))[0].letter
 
     async def count(self) -> int:
         """Letters that are ready; needs no lock."""
@@ -179,51 +138,7 @@ class DLQManager:
     async def summary(self, queues: Iterable[Topology] | None = None) -> list[QueueSummary]:
         """How the work queues stand: waiting, on the ladder, dead. Of this manager's queue unless others are given."""
         connection = await self._connected()
-        return [await _summary(connection, topology) for topology in queues or [self.topology]]
-
-    async def _find(self, browser: Browser, wanted: str) -> list[Held]:
-        """The one letter with that id, the oldest of several that are equal in all, and after it its copies."""
-        found: list[Held] = []
-        async with aclosing(browser.read()) as held_letters:
-            async for held in held_letters:
-                if wanted in (held.letter.id, held.letter.park_id):
-                    found.append(held)
-        if not found:
-            raise DeadLetterNotFound(
-                f"no dead letter {wanted!r} in {self.topology.dlq!r}; 'rabbitdlq dlq list {self.topology.name}' shows "
-                "those there are"
-            )
-        letters = [held.letter for held in found]
-        distinct = {letter.copy_key or index for index, letter in enumerate(letters)}
-        if len(distinct) > 1:
-            named = ", ".join(letter.park_id or "(parked bare, no park id)" for letter in letters[:20])
-            raise AmbiguousDeadLetter(
-                f"{len(distinct)} dead letters in {self.topology.dlq!r} have the id {wanted!r}; name one by its park "
-                f"id: {named}"
-            )
-        return [found[0], *(held for held in found[1:] if held.letter.repeated)]
-
-    async def _with_story(self, letter: DeadLetter) -> DeadLetter:
-        """The letter with the attempts that the journal knows."""
-        index, last = HistoryIndex(), None
-        since = (letter.first_failed_at or letter.created_at or datetime.now(UTC)) - timedelta(minutes=1)
-        try:
-            async for event in read_journal(await self._connected(), self.topology, self._writer, since=since):
-                if event.message_id == letter.id and event.event == names.FAILED:
-                    index.add(event)
-                    last = event
-        except BrokerError:
-            return letter
-        history = tuple(index.history(letter.id, letter.lap, max(letter.attempts, self.topology.max_attempts)))
-        if last is None or len(history) < len(letter.history):
-            return letter
-        return replace(
-            letter,
-            history=history,
-            history_partial=len(history) < letter.attempts,
-            error=letter.error or _failure(last),
-            max_attempts=letter.max_attempts or last.max_attempts,
-        )
+        return [await summarize(connection, topology) for topology in queues or [self.topology]]
 
     # --- changing
 
@@ -236,141 +151,212 @@ class DLQManager:
         headers: Mapping[str, Any] | None = None,
     ) -> str:
         """Park a message by hand: one that a handler was given, or any payload. Gives its id once it is confirmed."""
+        self._check_writable("push")
         if not isinstance(message, Message):
-            body, content_type = encode_payload(message)
-            try:
-                properties = Properties(
-                    content_type=content_type,
-                    delivery_mode=2,
-                    message_id=message_id or new_id(),
-                    timestamp=int(datetime.now(UTC).timestamp()),
-                    headers=Headers(headers) if headers else None,
-                )
-                properties.encode()
-            except WireError as broken:
-                raise ConfigurationError(f"message for {self.topology.dlq!r}: {broken}") from broken
-            message = message_of(self.topology, body, properties, Arrival(0, 0, "", self.topology.name), failures=-1)
-        parking = Parking(
-            reason=names.PUSHED,
-            failure=Failure.of(error),
-            history=(),
-            worker=self.who,
-            parked_at=datetime.now(UTC),
-            park_id=new_park_id(message),
-            history_partial=message.attempt > 0,
-        )
+            message = message_to_push(self.topology, message, message_id, headers)
         publisher = await self._link.publisher()
-        outgoing = Outgoing(
-            self.topology.dlx,
-            self.topology.name,
-            message.body,
-            park_properties(message, parking, publisher.connection.frame_max),
-        )
+        outgoing = pushed(self.topology, message, error, self.who, publisher.connection.frame_max)
         await publisher.publish(outgoing, timeout=PUBLISH_TIMEOUT)
         await self._record(names.PUSHED, [message.id], 1)
         return message.id
 
     async def pop(self, id: str) -> DeadLetter:
         """Take a letter out of the queue for good and give it to the caller, who answers for it from then on."""
-        letter = await self._remove(id)
-        await self._record(names.POPPED, [letter.id], 1)
-        return letter
-
-    async def drop(self, id: str) -> DeadLetter:
-        """Delete a letter; gives what it was."""
-        letter = await self._remove(id)
-        await self._record(names.DROPPED, [letter.id], 1)
-        return letter
-
-    async def _remove(self, wanted: str) -> DeadLetter:
-        async with self._browse() as browser:
-            copies = await self._find(browser, wanted)
+        self._check_writable("pop")
+        async with self._browse(doing="dropping") as browser:
+            copies = await find(browser, self.topology, id)
             for held in copies:
                 held.remove()
                 await held.settled()
-        return copies[0].letter
+        letter = copies[0].letter
+        await self._record(names.POPPED, [letter.id], 1)
+        return letter
 
-    async def purge(self) -> int:
-        """Delete every letter; gives their number."""
-        async with self._browse() as browser:
-            count = await browser.purge()
-        await self._record(names.PURGED, [], count)
-        return count
+    async def plan(
+        self, selection: Selection = EVERYTHING, on_progress: Callable[[int, int], None] | None = None
+    ) -> ReplayPlan:
+        """Which letters an operation would be done to, in groups; nothing is changed.
 
-    async def replay(self, id: str) -> ReplayReport:
-        """Send one letter back to its work queue, for a new lap with all attempts."""
+        The plan can be given to :meth:`replay`, :meth:`drop` and :meth:`move` instead of a selection: they are done to
+        these letters then, whatever has come since.
+        """
+        async with self._browse(on_progress) as browser:
+            return await Planner(self.topology, selection, grouped=True).read(browser)
 
-        async def chosen(browser: Browser) -> AsyncGenerator[Held, None]:
-            for held in await self._find(browser, id):
-                yield held
+    async def replay(
+        self,
+        what: str | Selection | ReplayPlan,
+        *,
+        to: Target | None = None,
+        rate: float | None = None,
+        canary: Canary | None = None,
+        watch: timedelta | None = None,
+        stop: asyncio.Event | None = None,
+        on_progress: Callable[[RunReport], None] | None = None,
+    ) -> RunReport:
+        """Send letters back to the work queue each came from, for a new lap with all attempts; or ``to`` a target.
 
-        return await self._replay(chosen, None, None)
+        The set is frozen when it starts: what fails again meanwhile is not picked up. One that cannot be sent stays
+        where it is, with the reason in the report, and the others go. ``rate`` is in letters a second. ``canary``
+        sends a few first and goes on only if few enough of them fail. ``watch`` waits so long for the consumers to be
+        through with them. ``stop`` ends it between two letters.
 
-    async def replay_one(self) -> ReplayReport:
+        An id raises :class:`DeadLetterNotFound` or :class:`AmbiguousDeadLetter`; a broker that goes away
+        :class:`BrokerUnavailable` or :class:`PublishUnconfirmed`, after which the run can be resumed.
+        """
+        operation = await self._operation("replay", what, stop, on_progress)
+        operation.target, operation.rate, operation.canary, operation.watch = to, rate, canary, watch
+        return await self._run(operation, "replaying")
+
+    async def replay_one(self) -> RunReport:
         """Send the oldest letter back; an empty queue gives an empty report."""
-        return await self._replay(lambda browser: browser.read(1), None, None)
+        return await self.replay(Selection(limit=1))
 
     async def replay_all(
-        self, *, on_progress: Callable[[ReplayReport], None] | None = None, stop: asyncio.Event | None = None
-    ) -> ReplayReport:
-        """Send back every letter that is there when it starts; what fails again meanwhile is not picked up.
+        self, *, stop: asyncio.Event | None = None, on_progress: Callable[[RunReport], None] | None = None
+    ) -> RunReport:
+        """Send back every letter that is there when it starts, but those that the loop breaker holds."""
+        return await self.replay(EVERYTHING, stop=stop, on_progress=on_progress)
 
-        A letter that cannot be sent stays where it is, with the reason in the report, and the others go. ``stop``
-        ends it between two letters.
-        """
-        return await self._replay(lambda browser: browser.read(), on_progress, stop)
-
-    async def _replay(
+    async def drop(
         self,
-        choose: Callable[[Browser], AsyncGenerator[Held, None]],
-        on_progress: Callable[[ReplayReport], None] | None,
-        stop: asyncio.Event | None,
-    ) -> ReplayReport:
-        report = ReplayReport()
-        try:
-            async with self._browse() as browser:
-                report.found = browser.count
-                async with aclosing(choose(browser)) as letters:
-                    await Replayer(self._link, report, on_progress or (lambda _: None)).run(letters, stop)
-        finally:
-            if report.replayed:
-                await self._record(names.REPLAYED, report.ids, report.replayed)
-        return report
+        what: str | Selection | ReplayPlan,
+        *,
+        archive: str | Path | None,
+        stop: asyncio.Event | None = None,
+        on_progress: Callable[[RunReport], None] | None = None,
+    ) -> RunReport:
+        """Delete letters, each when it is in the new file ``archive`` and on the disk; None keeps nothing of them.
 
-    async def _record(self, event: str, ids: list[str], count: int) -> None:
-        # what was done is done: a line that is lost by now must not turn it into an error
-        amqp_user = (self._connection or await self._connected()).user
-        await self._writer.append(
-            journal.operated(event, self.topology.name, who=self.who, amqp_user=amqp_user, ids=ids, count=count)
+        Raises as :meth:`replay` does, and :class:`ArchiveError` where the file cannot be made or written.
+        """
+        operation = await self._operation("drop", what, stop, on_progress)
+        return await self._archived(operation, archive)
+
+    async def purge(
+        self,
+        *,
+        archive: str | Path | None,
+        stop: asyncio.Event | None = None,
+        on_progress: Callable[[RunReport], None] | None = None,
+    ) -> RunReport:
+        """Delete every letter, also those that the loop breaker holds; as :meth:`drop`.
+
+        Without an archive the broker does it, at once and without anybody looking at them.
+        """
+        if archive is None:
+            self._check_writable("purge")
+            async with self._browse(doing="dropping") as browser:
+                count = await browser.purge()
+            await self._record(names.PURGED, [], count)
+            return RunReport("drop", found=count, planned=count, done=count)
+        return await self.drop(Selection(held=True), archive=archive, stop=stop, on_progress=on_progress)
+
+    async def move(
+        self,
+        what: str | Selection | ReplayPlan,
+        to_queue: str,
+        *,
+        rate: float | None = None,
+        stop: asyncio.Event | None = None,
+        on_progress: Callable[[RunReport], None] | None = None,
+    ) -> RunReport:
+        """Put letters as they are into another queue, which has to exist, to keep them apart."""
+        if to_queue == self.topology.dlq:
+            raise ConfigurationError(f"{to_queue!r} is where they are")
+        operation = await self._operation("move", what, stop, on_progress)
+        operation.target, operation.rate = Target.queue(to_queue), rate
+        return await self._run(operation, "moving")
+
+    async def restore(
+        self,
+        archive: str | Path,
+        *,
+        rate: float | None = None,
+        stop: asyncio.Event | None = None,
+        on_progress: Callable[[RunReport], None] | None = None,
+    ) -> RunReport:
+        """Put the letters of an archive back into the dead-letter queue; those that are there already are left out.
+
+        Raises :class:`ConfigurationError` for a file that is no archive, or one of another queue.
+        """
+        operation = await self._operation("restore", EVERYTHING, stop, on_progress)
+        operation.rate = rate
+        return await self._restore(operation, archive)
+
+    async def runs(self) -> list[RunInfo]:
+        """The operations on these letters that the journal knows of, oldest first; also those that were killed."""
+        return [state.info() for state in (await runs_of(await self._desk())).values()]
+
+    async def resume(
+        self,
+        run: str,
+        operation: str = "replay",
+        *,
+        archive: str | Path | None = None,
+        rate: float | None = None,
+        watch: timedelta | None = None,
+        stop: asyncio.Event | None = None,
+        on_progress: Callable[[RunReport], None] | None = None,
+    ) -> RunReport:
+        """Go on with a run that was stopped or killed: nothing is left out, and nothing done twice that is known of.
+
+        Letters that were in flight are named in the report: they may have been sent before. ``archive`` is a new file
+        for a drop. Raises :class:`RunNotFound` or :class:`ConfigurationError` where there is nothing to go on
+        with.
+        """
+        state = await resumable(await self._desk(), run, operation)
+        resumed = await self._operation(operation, EVERYTHING, stop, on_progress)
+        resumed.resumed, resumed.rate, resumed.watch = state, rate, watch
+        if state.started.target is not None:
+            resumed.target = Target(*state.started.target)
+        if operation == "restore":
+            return await self._restore(resumed, archive or state.started.archive or "")
+        if operation == "drop":
+            return await self._archived(resumed, archive)
+        return await self._run(resumed, "replaying" if operation == "replay" else "moving")
+
+    async def _operation(
+        self,
+        name: str,
+        what: str | Selection | ReplayPlan,
+        stop: asyncio.Event | None,
+        on_progress: Callable[[RunReport], None] | None,
+    ) -> Operation:
+        self._check_writable(name)
+        plan = what if isinstance(what, ReplayPlan) else None
+        selection = Selection(frozenset({what})) if isinstance(what, str) else plan.selection if plan else what
+        assert isinstance(selection, Selection)
+        return Operation(
+            await self._desk(),
+            name,
+            selection,
+            plan,
+            stop=stop or asyncio.Event(),
+            on_progress=on_progress or (lambda _: None),
+            strict=isinstance(what, str),
         )
 
+    async def _run(self, operation: Operation, doing: str) -> RunReport:
+        async with self._browse(doing=doing) as browser:
+            return await operation.run(browser)
 
-async def _summary(connection: Connection, topology: Topology) -> QueueSummary:
-    async def counts(queue: str) -> tuple[int | None, int | None]:
-        channel = await connection.channel()  # a missing queue closes it
-        try:
-            return await queue_counts(channel, queue)
-        except EntityNotFound:
-            return None, None
-        finally:
-            await close_channel(channel)
+    async def _archived(self, operation: Operation, archive: str | Path | None) -> RunReport:
+        if archive is None:
+            return await self._run(operation, "dropping")
+        why = operation.selection.describe()
+        with ArchiveWriter(archive, queue=self.topology.name, who=self.who, why=why) as writer:
+            operation.archive = writer
+            report = await self._run(operation, "dropping")
+        if not writer.count:
+            writer.path.unlink()  # nothing is in it
+        return report
 
-    waiting, consumers = await counts(topology.name)
-    return QueueSummary(
-        queue=topology.name,
-        waiting=waiting,
-        on_ladder={rung.queue: (await counts(rung.queue))[0] for rung in topology.rungs},
-        dead=(await counts(topology.dlq))[0],
-        consumers=consumers,
-    )
-
-
-def _failure(event: JournalEvent) -> Failure:
-    return Failure(event.error_type or "", event.error_message or "", event.traceback, event.fingerprint or "")
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container's user may have no name
-        return "unknown"
+    async def _restore(self, operation: Operation, archive: str | Path) -> RunReport:
+        reader = read_archive(archive)
+        if reader.header.queue != self.topology.name:
+            raise ConfigurationError(
+                f"archive {str(archive)!r} has dead letters of {reader.header.queue!r}, not of {self.topology.name!r}"
+            )
+        async with self._browse(doing="restoring") as browser:
+            return await Restoring(operation, reader).run(browser)

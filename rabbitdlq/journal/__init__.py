@@ -1,6 +1,17 @@
 """The append-only record of failures, recoveries and operator actions: a stream in the broker."""
 
-from rabbitdlq.journal.events import Entry, JournalEvent, attempt_record, failed, marker, operated, parked, recovered
+from rabbitdlq.journal.events import (
+    Entry,
+    JournalEvent,
+    attempt_record,
+    failed,
+    marker,
+    operated,
+    parked,
+    recovered,
+    run_event,
+    succeeded,
+)
 from rabbitdlq.journal.index import HistoryIndex
 from rabbitdlq.journal.tail import JournalReader, read_journal
 from rabbitdlq.journal.writer import JournalWriter
@@ -18,4 +29,6 @@ __all__ = [
     "parked",
     "read_journal",
     "recovered",
+    "run_event",
+    "succeeded",
 ]

@@ -1,7 +1,7 @@
 """Events of the journal: what failed, was parked, recovered, and what operators did."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -15,7 +15,18 @@ from rabbitdlq.failure import Failure
 from rabbitdlq.message import Message
 from rabbitdlq.texts import printable, shorten
 
-__all__ = ["Entry", "JournalEvent", "failed", "marker", "operated", "parked", "recovered"]
+__all__ = [
+    "Entry",
+    "JournalEvent",
+    "attempt_record",
+    "failed",
+    "marker",
+    "operated",
+    "parked",
+    "recovered",
+    "run_event",
+    "succeeded",
+]
 
 #: ids of one operation that its event names; the count says how many there were
 MAX_IDS = 500
@@ -46,6 +57,21 @@ class JournalEvent(BaseModel):
     amqp_user: str | None = None
     count: int | None = None
     ids: tuple[str, ...] = ()
+    #: of a run: its id, what it does to which letters, and how far it has come
+    run: str | None = None
+    operation: str | None = None
+    selection: str | None = None
+    #: exchange and routing key
+    target: tuple[str, str] | None = None
+    archive: str | None = None
+    #: letters by their keys: planned, about to be sent, or (when a batch is settled) not done
+    keys: tuple[str, ...] = ()
+    batch: int | None = None
+    #: how a run ended: done, stopped, aborted or failed
+    outcome: str | None = None
+    counts: dict[str, int] | None = None
+    #: letters of the operation by the fingerprint of their error
+    fingerprints: dict[str, int] | None = None
     marker: str | None = None
 
     def as_json(self) -> dict[str, Any]:
@@ -160,8 +186,10 @@ def _of_attempt(event: str, message: Message, worker: str, at: datetime, more: d
     return Entry(event, at, message.queue, message.id, message.attempt, to_json(values, exclude_none=True))
 
 
-def operated(event: str, queue: str, *, who: str, amqp_user: str, ids: list[str], count: int) -> JournalEvent:
-    """An operator replayed, dropped, popped, pushed or purged dead letters."""
+def operated(
+    event: str, queue: str, *, who: str, amqp_user: str, ids: Sequence[str], count: int, **run: Any
+) -> JournalEvent:
+    """An operator replayed, dropped, moved, restored, popped or pushed dead letters; of a ``run`` all that is known."""
     return JournalEvent(
         event=event,
         at=datetime.now(UTC),
@@ -170,7 +198,18 @@ def operated(event: str, queue: str, *, who: str, amqp_user: str, ids: list[str]
         amqp_user=amqp_user,
         count=count,
         ids=tuple(printable(each) for each in ids[:MAX_IDS]),
+        **run,
     )
+
+
+def run_event(event: str, queue: str, run: str, **more: Any) -> JournalEvent:
+    """How far an operator's run has come."""
+    return JournalEvent(event=event, at=datetime.now(UTC), queue=queue, run=run, **more)
+
+
+def succeeded(message: Message, worker: str, duration_ms: float) -> Entry:
+    """A replayed message succeeded at once; of others that is not written."""
+    return _of_attempt(names.SUCCEEDED, message, worker, datetime.now(UTC), {"duration_ms": round(duration_ms, 3)})
 
 
 def marker(queue: str, word: str) -> JournalEvent:

@@ -147,7 +147,7 @@ async def test_a_kill_between_the_confirm_of_a_park_and_its_ack_parks_twice_but_
             return  # these call every message from a rung redelivered: which of two is the copy cannot be told
         assert len(letters) == 200
         report = await dlq.replay_all()
-    assert (report.replayed, report.duplicates) == (200, total - 200)
+    assert (report.done, report.duplicates) == (200, total - 200)
     await rests(bench, topology.name, 200)
     assert await bench.raw.count(topology.dlq) == 0
 
@@ -235,7 +235,7 @@ async def _put_one_everywhere(bench: Bench, topology: Topology) -> None:
         await rests(bench, topology.dlq, 2)
         await rests(bench, topology.rungs[0].queue, 1)
     async with bench.dlq(topology) as dlq:
-        assert (await dlq.replay_one()).replayed == 1
+        assert (await dlq.replay_one()).done == 1
 
 
 async def _all_dead(bench: Bench, topology: Topology, dlq: DLQManager, count: int) -> bool:

@@ -19,7 +19,7 @@ async def test_a_message_that_expires_with_no_consumer_there_rests_in_the_dead_l
         (letter,) = await dlq.peek_all()
         assert (letter.id, letter.reason, letter.attempts) == (sent, "expired", 0)
         assert (letter.queue, letter.routing_key) == (topology.name, topology.name)
-        assert (await dlq.replay_all()).replayed == 1
+        assert (await dlq.replay_all()).done == 1
     await rests(bench, topology.name, 1)
 
 

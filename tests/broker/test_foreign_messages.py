@@ -92,7 +92,7 @@ async def test_every_header_and_property_survives_retry_parking_and_replay_byte_
         broken = False
         async with bench.dlq(topology) as dlq:
             (letter,) = await dlq.peek_all()
-            assert (await dlq.replay(letter.id)).replayed == 1
+            assert (await dlq.replay(letter.id)).done == 1
         await until(lambda: consumer.summary.succeeded, "the replayed message is handled")
 
     is_told(letter, 3)
@@ -178,7 +178,7 @@ async def test_twins_without_an_id_keep_a_stable_one_and_stay_two(bench: Bench) 
         async with bench.dlq(topology) as dlq:
             one, two = await dlq.peek_all()
             broken = False
-            assert (await dlq.replay_all()).replayed == 2
+            assert (await dlq.replay_all()).done == 2
         await until(lambda: consumer.summary.succeeded == 2, "both are handled after the replay")
     assert one.id == two.id
     assert one.id_derived

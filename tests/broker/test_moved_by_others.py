@@ -124,4 +124,4 @@ async def test_letters_moved_to_another_queue_are_only_moved(bench: Bench, broke
         (letter,) = await dlq.peek_all()
         is_told(letter, 3)
         assert (letter.lap, letter.exchange, letter.routing_key) == (1, exchange, "order.created")
-        assert (await dlq.replay("a")).replayed == 1
+        assert (await dlq.replay("a")).done == 1

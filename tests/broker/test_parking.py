@@ -93,7 +93,7 @@ async def test_a_park_whose_confirm_is_lost_with_the_line_is_sent_again_and_both
         assert not letter.bare
         is_told(letter, 1)
         report = await dlq.replay(sent)
-    assert (report.replayed, report.duplicates) == (1, 1)
+    assert (report.done, report.duplicates) == (1, 1)
 
 
 @pytest.mark.parametrize("queue_type", ["quorum"])

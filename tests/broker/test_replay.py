@@ -39,7 +39,7 @@ async def test_letters_whose_work_queue_is_gone_stay_and_the_report_says_why(ben
 
     async with bench.dlq(topology) as dlq:
         report = await dlq.replay_all()
-        assert (report.found, report.replayed, report.stayed, report.ids) == (3, 2, 1, ["m0", "m1"])
+        assert (report.found, report.done, report.stayed, report.ids) == (3, 2, 1, ["m0", "m1"])
         assert report.errors[0][0] == "foreign"
         assert "no queue took the message" in report.errors[0][1]
         assert "'gone'" in report.errors[0][1]
@@ -50,10 +50,10 @@ async def test_letters_whose_work_queue_is_gone_stay_and_the_report_says_why(ben
         await channel.close()
 
         report = await dlq.replay_all()
-        assert (report.found, report.replayed, report.stayed) == (2, 0, 2)
+        assert (report.found, report.done, report.stayed) == (2, 0, 2)
         assert await words(dlq.each()) == ["foreign", "m2"]
         await apply_topology(bench.raw.connection, topology)
-        assert (await dlq.replay("m2")).replayed == 1
+        assert (await dlq.replay("m2")).done == 1
 
 
 @quorum_only
@@ -64,7 +64,7 @@ async def test_an_empty_body_that_no_queue_takes_stays_too(bench: Bench) -> None
 
     async with bench.dlq(topology) as dlq:
         report = await asyncio.wait_for(dlq.replay_all(), 10)
-        assert (report.replayed, report.stayed) == (0, 1)
+        assert (report.done, report.stayed) == (0, 1)
         assert await words(dlq.each()) == ["empty"]
 
 
@@ -82,7 +82,7 @@ async def test_an_empty_body_goes_through_failure_dead_letter_queue_and_replay(b
     await _let_die(bench, topology, 1, handler)
     async with bench.dlq(topology) as dlq:
         assert (await dlq.get("empty")).body == b""
-        assert (await dlq.replay_all()).replayed == 1
+        assert (await dlq.replay_all()).done == 1
     async with bench.running(topology, handler):
         await until(lambda: len(bodies) == 3, "the handler had it again")
 
@@ -105,10 +105,10 @@ async def test_a_full_work_queue_takes_what_it_has_room_for_and_the_rest_stays(
         # a quorum queue takes one more before it has noticed that it is full
         took = await bench.raw.count(topology.name)
         assert took == 1 or (bench.queue_type == "quorum" and took == 2)
-        assert sum(report.replayed for report in reports) == took
+        assert sum(report.done for report in reports) == took
         assert sum(report.stayed for report in reports) == 3 - took
         report = await dlq.replay_all()
-        assert (report.replayed, report.stayed) == (0, 3 - took)
+        assert (report.done, report.stayed) == (0, 3 - took)
         assert all("refused the message; is the queue full" in why for _, why in report.errors)
         assert len(await words(dlq.each())) == 3 - took
 
@@ -138,7 +138,7 @@ async def test_another_accounts_user_id_and_a_direct_reply_to_do_not_stop_the_ot
     ):
         assert (await dlq.get("a")).original["user_id"] == "guest"
         report = await dlq.replay_all()
-    assert (report.replayed, report.stayed) == (4, 0)
+    assert (report.done, report.stayed) == (4, 0)
     back = {wire.message_id: wire for _, wire, _ in await bench.raw.take_all(topology.name)}
     assert {id: wire.user_id for id, wire in back.items()} == dict.fromkeys(["a", "b", "c", "bare"])
     assert {id: wire.reply_to for id, wire in back.items()} == {"a": None, "b": None, "c": "answers", "bare": None}
@@ -158,7 +158,7 @@ async def test_a_replayed_message_has_all_its_attempts_again(bench: Bench) -> No
 
     await _let_die(bench, topology, 1, handler)
     async with bench.dlq(topology) as dlq:
-        assert (await dlq.replay_all()).replayed == 1
+        assert (await dlq.replay_all()).done == 1
     async with bench.running(topology, handler):
         await until(lambda: len(runs) == 5, "it has failed once more, and recovered")
 
@@ -175,7 +175,7 @@ async def test_a_run_over_a_handler_that_is_still_broken_ends(bench: Bench) -> N
 
     async with bench.running(topology, _fails), bench.dlq(topology) as dlq:
         report = await asyncio.wait_for(dlq.replay_all(), 20)
-        assert (report.found, report.replayed, report.stayed) == (5, 5, 0)
+        assert (report.found, report.done, report.stayed) == (5, 5, 0)
         await rests(bench, topology.dlq, 5)
         letters = await dlq.peek_all()
     assert {(letter.id, letter.lap, letter.attempts) for letter in letters} == {(f"m{n}", 2, 2) for n in range(5)}
@@ -198,7 +198,7 @@ async def test_an_expiration_stays_behind(bench: Bench) -> None:
         letters = await dlq.peek_all()
         assert [(letter.id, letter.wire.expiration) for letter in letters] == [("ours", None), ("bare", None)]
         assert letters[0].original["expiration"] == "60000"
-        assert (await dlq.replay_all()).replayed == 2
+        assert (await dlq.replay_all()).done == 2
     back = await bench.raw.take_all(topology.name)
     assert {(wire.message_id, wire.expiration) for _, wire, _ in back} == {("ours", None), ("bare", None)}
 
@@ -211,7 +211,7 @@ async def test_replay_of_one_in_the_middle_leaves_the_others_in_their_order(benc
     async with bench.dlq(topology) as dlq:
         before = {letter.id: letter.as_json() for letter in await dlq.peek_all()}
         report = await dlq.replay("m1")
-        assert (report.replayed, report.ids) == (1, ["m1"])
+        assert (report.done, report.ids) == (1, ["m1"])
         after = await dlq.peek_all()
     assert [letter.id for letter in after] == ["m0", "m2"]
     assert [letter.as_json() for letter in after] == [before["m0"], before["m2"]]
@@ -228,7 +228,7 @@ async def test_priority_and_headers_go_back_as_the_publisher_set_them(bench: Ben
     await park(bench, topology, b"high", first=1, priority=5, headers=headers, type="order", app_id="shop")
 
     async with bench.dlq(topology) as dlq:
-        assert (await dlq.replay_all()).replayed == 2
+        assert (await dlq.replay_all()).done == 2
     back = {wire.message_id: wire for _, wire, _ in await bench.raw.take_all(topology.name)}
     assert {id: wire.priority for id, wire in back.items()} == {"m0": 0, "m1": 5}
     for wire in back.values():
@@ -261,9 +261,9 @@ async def test_two_equal_messages_without_ids_are_two_letters(bench: Bench) -> N
         with pytest.raises(AmbiguousDeadLetter, match=f"2 dead letters .*{letters[0].park_id}, {letters[1].park_id}"):
             await dlq.replay(seen[0])
         report = await dlq.replay(letters[1].park_id)
-        assert (report.replayed, report.stayed, report.duplicates) == (1, 0, 0)
+        assert (report.done, report.stayed, report.duplicates) == (1, 0, 0)
         assert [letter.park_id for letter in await dlq.peek_all()] == [letters[0].park_id]
-        assert (await dlq.replay(seen[0])).replayed == 1, "alone, the id is enough"
+        assert (await dlq.replay(seen[0])).done == 1, "alone, the id is enough"
     async with bench.running(topology, handler):
         await until(lambda: len(seen) == 6, "both were handled")
 
@@ -282,6 +282,6 @@ async def test_a_letter_that_a_crash_parked_twice_is_one(bench: Bench) -> None:
         assert await words(dlq.each()) == ["a", "b"]
         assert (await dlq.get("a")).body == b"twice"
         report = await dlq.replay_all()
-        assert (report.found, report.replayed, report.duplicates, report.stayed) == (3, 2, 1, 0)
+        assert (report.found, report.done, report.duplicates, report.stayed) == (3, 2, 1, 0)
     assert sorted(body for body, _, _ in await bench.raw.take_all(topology.name)) == [b"once", b"twice"]
     assert await bench.raw.count(topology.dlq) == 0

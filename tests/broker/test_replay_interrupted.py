@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from pamqp import commands
 
-from rabbitdlq import BrokerError, DLQManager, ReplayReport, names
+from rabbitdlq import BrokerError, DLQManager, RunReport, names
 from rabbitdlq.wire import Properties
 from tests.broker.kit import Bench, until
 from tests.broker.looks import rests
@@ -16,26 +16,26 @@ from tests.broker.proxy import Proxy
 STOP_AT = 300
 
 
-async def _by_the_event(dlq: DLQManager) -> ReplayReport:
+async def _by_the_event(dlq: DLQManager) -> RunReport:
     stop = asyncio.Event()
 
-    def watch(report: ReplayReport) -> None:
-        if report.replayed >= STOP_AT:
+    def watch(report: RunReport) -> None:
+        if report.done >= STOP_AT:
             stop.set()
 
     report = await dlq.replay_all(on_progress=watch, stop=stop)
     assert report.interrupted
-    assert report.replayed + report.stayed < 1_000
+    assert report.done + report.stayed < 1_000
     return report
 
 
-async def _by_cancelling(dlq: DLQManager) -> ReplayReport:
-    reached, last = asyncio.Event(), ReplayReport()
+async def _by_cancelling(dlq: DLQManager) -> RunReport:
+    reached, last = asyncio.Event(), RunReport()
 
-    def watch(report: ReplayReport) -> None:
+    def watch(report: RunReport) -> None:
         nonlocal last
         last = report
-        if report.replayed >= STOP_AT:
+        if report.done >= STOP_AT:
             reached.set()
 
     task = asyncio.create_task(dlq.replay_all(on_progress=watch))
@@ -51,7 +51,7 @@ async def _by_cancelling(dlq: DLQManager) -> ReplayReport:
     [("quorum", _by_the_event), ("quorum", _by_cancelling), ("classic", _by_cancelling)],
 )
 async def test_an_interrupted_run_leaves_the_rest_in_its_order(
-    bench: Bench, interrupt: Callable[[DLQManager], Awaitable[ReplayReport]]
+    bench: Bench, interrupt: Callable[[DLQManager], Awaitable[RunReport]]
 ) -> None:
     """C9: a cancelled run lost what it had fetched, or gave away what somebody else held."""
     topology = await bench.declared()
@@ -86,10 +86,10 @@ async def test_a_run_that_loses_its_line_loses_no_letter(bench: Bench, lost: str
 
     async with Proxy(bench.url) as proxy, DLQManager(topology, url=proxy.url) as dlq:
 
-        def watch(report: ReplayReport) -> None:
-            if lost == "line" and report.replayed == 50 and not report.stayed:
+        def watch(report: RunReport) -> None:
+            if lost == "line" and report.done == 50 and not report.stayed:
                 proxy.cut()
-            elif lost == "confirms" and report.replayed == 1:
+            elif lost == "confirms" and report.done == 1:
                 publishing = proxy.lines[1]  # the second connection of a manager is for publishes
                 proxy.freeze(lambda line: line is publishing, towards=("client",))
 

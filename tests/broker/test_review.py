@@ -37,10 +37,10 @@ async def test_messages_that_a_producer_gave_the_same_id_and_body_are_all_sent_b
 
     async with bench.dlq(topology) as dlq:
         assert len(await dlq.peek_all()) == 5
-        await dlq.drop("nightly-report")
+        await dlq.drop("nightly-report", archive=None)
         assert await dlq.count() == 4, "equal in all: one of them is dropped, not all"
         report = await dlq.replay_all()
-    assert (report.replayed, report.duplicates) == (4, 0)
+    assert (report.done, report.duplicates) == (4, 0)
     assert await bench.raw.count(topology.name) == 4
 
 

@@ -8,6 +8,8 @@ import pytest
 #: pure modules; those named with True have examples, and losing them would be a loss
 MODULES = {
     "rabbitdlq.broker.connection": True,
+    "rabbitdlq.dead_letters.selection": True,
+    "rabbitdlq.dead_letters.where": True,
     "rabbitdlq.deaths": False,
     "rabbitdlq.durations": True,
     "rabbitdlq.failure": True,

@@ -176,6 +176,124 @@ TOGETHER = [
         "1 validation error for Order\nprice\n  Input should be greater than 0 [input_value=-17, input_type=int]",
     ),
     ("no order 17" + " and more" * 600, "no order 123456789" + " and more" * 500),
+    # as databases, networks, clouds and validators say it
+    (
+        'duplicate key value violates unique constraint "orders_pkey"\nDETAIL:  Key (id)=(17) already exists.',
+        'duplicate key value violates unique constraint "orders_pkey"\nDETAIL:  Key (id)=(4711) already exists.',
+    ),
+    (
+        'duplicate key value violates unique constraint "users_email_key"\n'
+        "DETAIL:  Key (email)=(ada@example.com) already exists.",
+        'duplicate key value violates unique constraint "users_email_key"\n'
+        "DETAIL:  Key (email)=(Grace Hopper) already exists.",
+    ),
+    (
+        "(1062, \"Duplicate entry 'ada' for key 'users.email'\")",
+        "(1062, \"Duplicate entry 'grace' for key 'users.email'\")",
+    ),
+    (
+        "(psycopg.errors.DeadlockDetected) deadlock detected\n"
+        "DETAIL:  Process 4242 waits for ShareLock on transaction 998877; blocked by process 17.",
+        "(psycopg.errors.DeadlockDetected) deadlock detected\n"
+        "DETAIL:  Process 1 waits for ShareLock on transaction 5; blocked by process 99.",
+    ),
+    (
+        "(sqlite3.IntegrityError) NOT NULL constraint failed: orders.price\n"
+        "[SQL: INSERT INTO orders (id, note) VALUES (?, ?)]\n"
+        "[parameters: (17, None)]\n(Background on this error at: https://sqlalche.me/e/20/gkpj)",
+        "(sqlite3.IntegrityError) NOT NULL constraint failed: orders.price\n"
+        "[SQL: INSERT INTO orders (id, note) VALUES (?, ?)]\n"
+        "[parameters: (18, 'by hand')]\n(Background on this error at: https://sqlalche.me/e/20/gkpj)",
+    ),
+    (
+        "Error 111 connecting to redis-7.internal:6379. Connection refused.",
+        "Error 111 connecting to redis-12.internal:6380. Connection refused.",
+    ),
+    (
+        "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: certificate has expired (_ssl.c:1006)",
+        "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: certificate has expired (_ssl.c:1129)",
+    ),
+    (
+        "HTTPSConnectionPool(host='api.example.com', port=443): Max retries exceeded with url: "
+        "/orders/17 (Caused by ConnectTimeoutError(<urllib3.connection.HTTPSConnection object at "
+        "0x7f3a2b>, 'Connection to api.example.com timed out. (connect timeout=5)'))",
+        "HTTPSConnectionPool(host='eu.example.com', port=8443): Max retries exceeded with url: "
+        "/orders/new (Caused by ConnectTimeoutError(<urllib3.connection.HTTPSConnection object at "
+        "0x55d0aa>, 'Connection to eu.example.com timed out. (connect timeout=30)'))",
+    ),
+    (
+        "Client error '404 Not Found' for url 'https://api.example.com/orders/17'",
+        "Client error '404 Not Found' for url 'https://api.example.com/customers/ada'",
+    ),
+    (
+        "404, message='Not Found', url='https://api.example.com/orders/17'",
+        "404, message='Not Found', url='https://api.example.com/x'",
+    ),
+    ("dial tcp 10.0.0.1:5432: connect: connection refused", "dial tcp [2001:db8::5]:5432: connect: connection refused"),
+    ("no answer within 1 second", "no answer within 30 seconds", "no answer within 2 minutes"),
+    ("gave up after 1 attempt", "gave up after 5 attempts"),
+    ("message of 512 bytes is too large", "message of 12 MB is too large", "message of 3.5 GiB is too large"),
+    (
+        "An error occurred (NoSuchKey) when calling the GetObject operation: key reports/2026-11-30/17.csv",
+        "An error occurred (NoSuchKey) when calling the GetObject operation: key reports/2025-01-01/4.csv",
+    ),
+    (
+        "rate limit of acct_1Nv0FGQ9RKHgCVdK exceeded, retry in 12s",
+        "rate limit of acct_9Zx8YwQ2AbCdEfGh exceeded, retry in 1m",
+    ),
+    ("pod orders-7d9f8b6c5-x2x9k was evicted", "pod orders-5c6b7d8f9-abcde was evicted"),
+    (
+        "queue arn:aws:sqs:eu-west-1:123456789012:orders is throttled",
+        "queue arn:aws:sqs:eu-west-1:210987654321:orders is throttled",
+    ),
+    (
+        "1 validation error for Order\n"
+        "price\n"
+        "  Input should be a valid number [type=float_type, input_value={'id': 17, 'no': None}, "
+        "input_type=dict]\n    For further information visit https://errors.pydantic.dev/2.11/v/float_type",
+        "1 validation error for Order\n"
+        "price\n"
+        "  Input should be a valid number [type=float_type, input_value={'sku': 'A-1', 'customer'...ue, "
+        "'x': [1]}, input_type=dict]\n"
+        "    For further information visit https://errors.pydantic.dev/2.14/v/float_type",
+    ),
+    (
+        "1 validation error for Order\n"
+        "items.0.price\n  Field required [type=missing, input_value={'sku': 'A'}, input_type=dict]",
+        "1 validation error for Order\n"
+        "items.13.price\n  Field required [type=missing, input_value={}, input_type=dict]",
+    ),
+    ("could not decode b'\\xff\\xfe'", "could not decode b'abc'", 'could not decode b"it\'s"'),
+    ("unknown street „Ring“", "unknown street „Aleja“"),
+    ("unknown lane \u2018Mews\u2019", "unknown lane \u2018Łódź\u2019"),
+    ("Expecting value: line 1 column 1 (char 0)", "Expecting value: line 17 column 4 (char 512)"),
+    ("order ORD-2026-000017 is paid twice", "order ORD-2025-123456 is paid twice"),
+    ("IBAN DE89370400440532013000 is blocked", "IBAN GB29NWBK60161331926819 is blocked"),
+    ("price 1,234.50 EUR is above the limit of 1,000.00 EUR", "price 99 EUR is above the limit of 50 EUR"),
+    ("customer {'id': 17, 'name': 'Ada'} is unknown", "customer {'id': 4, 'name': 'Grace Hopper'} is unknown"),
+    (
+        "<Task pending name='Task-17' coro=<run() running at /srv/app/main.py:42>> was destroyed",
+        "<Task pending name='Task-9' coro=<run() running at /home/x/main.py:17>> was destroyed",
+    ),
+    ("Decimal('12.50') is not 0", "Decimal('7') is not 0"),
+    (
+        "datetime.datetime(2026, 11, 30, 1, 2, tzinfo=datetime.timezone.utc) is in the past",
+        "datetime.datetime(2025, 1, 2, 3, 4, 5, 6, tzinfo=datetime.timezone.utc) is in the past",
+    ),
+    ("coordinates (52.52, 13.405) are outside", "coordinates (-33.86, 151.2) are outside"),
+    (
+        "checksum e3b0c44298fc1c149afbf4c8996fb924 does not match",
+        "checksum 5d41402abc4b2a76b9719d911017c592 does not match",
+    ),
+    ("object of size 0 at offset 17", "object of size 123 at offset 0"),
+    ("version 1.2.3 is not supported", "version 2.0.0-beta.1 is not supported"),
+    ("file report_2026_11.csv is locked", "file report_2025_01.csv is locked"),
+    ("thread 140234 (worker-3) died", "thread 7 (worker-12) died"),
+    ("retry 3/5 failed", "retry 1/10 failed"),
+    ("at 10:15 PM the shop is closed", "at 9:05 AM the shop is closed"),
+    ("index out of range [5] with length 3", "index out of range [12] with length 0"),
+    # a wrapped error keeps what it wraps
+    ("could not ship order 17: 'a' is no address", "could not ship order 18: 'b' is no address"),
 ]
 
 #: and each pair is two
@@ -198,6 +316,83 @@ APART = [
         "'utf-8' codec can't decode byte 0xff: unexpected end",
     ),
     ("", "x"),
+    # the quoted word is the program's own
+    ("'NoneType' object has no attribute 'price'", "'NoneType' object has no attribute 'total'"),
+    ("'NoneType' object is not subscriptable", "'int' object is not subscriptable"),
+    ("name 'price' is not defined", "name 'total' is not defined"),
+    ("No module named 'orders'", "No module named 'customers'"),
+    ("cannot import name 'Order' from 'shop'", "cannot import name 'Customer' from 'shop'"),
+    ("handle() got an unexpected keyword argument 'price'", "handle() got an unexpected keyword argument 'total'"),
+    (
+        "handle() missing 1 required positional argument: 'price'",
+        "handle() missing 1 required positional argument: 'total'",
+    ),
+    (
+        'duplicate key value violates unique constraint "orders_pkey"',
+        'duplicate key value violates unique constraint "users_email_key"',
+    ),
+    (
+        'null value in column "price" of relation "orders" violates not-null constraint',
+        'null value in column "total" of relation "orders" violates not-null constraint',
+    ),
+    ('relation "orders" does not exist', 'relation "customers" does not exist'),
+    ("(1054, \"Unknown column 'price' in 'field list'\")", "(1054, \"Unknown column 'total' in 'field list'\")"),
+    (
+        "(sqlite3.IntegrityError) NOT NULL constraint failed: orders.price\n[SQL: x]",
+        "(sqlite3.IntegrityError) NOT NULL constraint failed: orders.total\n[SQL: x]",
+    ),
+    (
+        "Client error '404 Not Found' for url 'https://x.example/1'",
+        "Client error '409 Conflict' for url 'https://x.example/1'",
+    ),
+    (
+        "404, message='Not Found', url='https://x.example/1'",
+        "500, message='Internal Server Error', url='https://x.example/1'",
+    ),
+    ("Cannot read properties of undefined (reading 'price')", "Cannot read properties of undefined (reading 'total')"),
+    (
+        'Cannot invoke "Order.getPrice()" because "order" is null',
+        'Cannot invoke "Order.getTotal()" because "order" is null',
+    ),
+    ('Undefined array key "price"', 'Undefined array key "total"'),
+    (
+        "1 validation error for Order\nitems.0.price\n  Field required",
+        "1 validation error for Order\nitems.0.sku\n  Field required",
+    ),
+    (
+        "1 validation error for Order\nprice\n  Field required [type=missing, input_value={}, input_type=dict]",
+        "1 validation error for Order\n"
+        "price\n  Input should be a valid number [type=float_type, input_value={}, input_type=dict]",
+    ),
+    ("'price' is a required property", "'total' is a required property"),
+    (
+        "An error occurred (NoSuchKey) when calling the GetObject operation: x",
+        "An error occurred (AccessDenied) when calling the GetObject operation: x",
+    ),
+    (
+        "An error occurred (AccessDenied) when calling the GetObject operation: x",
+        "An error occurred (AccessDenied) when calling the PutObject operation: x",
+    ),
+    ('status = StatusCode.UNAVAILABLE\n\tdetails = "a"', 'status = StatusCode.DEADLINE_EXCEEDED\n\tdetails = "a"'),
+    ("[SSL: CERTIFICATE_VERIFY_FAILED] certificate has expired", "[SSL: WRONG_VERSION_NUMBER] wrong version number"),
+    ("[Errno 2] No such file or directory: '/x'", "[Errno 13] Permission denied: '/x'"),
+    ("Connection to 10.0.0.1 timed out", "Connection to 10.0.0.1 refused"),
+    ("undefined method `price' for nil:NilClass", "undefined method `total' for nil:NilClass"),
+    ("division by zero", "integer division or modulo by zero"),
+    ("list index out of range", "string index out of range"),
+    ("Expecting value: line 1 column 1 (char 0)", "Extra data: line 1 column 1 (char 0)"),
+    ("unsupported operand type(s) for +: 'int' and 'str'", 'can only concatenate str (not "int") to str'),
+    ("payment 17 was declined: insufficient_funds", "payment 17 was declined: expired_card"),
+    ("{'price': ['Missing data for required field.']}", "{'total': ['Missing data for required field.']}"),
+    ("stock of item 17 is empty", "stock of item 17 is reserved"),
+    ("order 17 not found", "order 17 found twice"),
+    ("got 3 rows, expected 1", "expected 3 columns, got 1"),
+    ("NOT_FOUND - no queue 'orders' in vhost '/'", "NOT_FOUND - no exchange 'orders' in vhost '/'"),
+    (
+        "json: cannot unmarshal string into Go struct field Order.price of type int",
+        "json: cannot unmarshal string into Go struct field Order.total of type int",
+    ),
+    ("timeout=5 while connecting", "timeout=5 while reading"),
 ]
 
 

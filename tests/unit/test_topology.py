@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from rabbitdlq.entities import BindingEntity, Entities
 from rabbitdlq.errors import ConfigurationError
-from rabbitdlq.topology import BindingEntity, Entities, Topology, Version, WorkBinding
+from rabbitdlq.topology import Topology, Version, WorkBinding
 
 V310, V312, V313, V40, V43 = (3, 10, 8), (3, 12, 14), (3, 13, 0), (4, 0, 5), (4, 3, 0)
 ORDERS = Topology("orders", ("5s", "30s"), bindings=[WorkBinding("shop", "order.*")])
