@@ -6,6 +6,7 @@ from rabbitdlq.dead_letter import AttemptRecord, DeadLetter
 from rabbitdlq.dead_letters import (
     Canary,
     DLQManager,
+    Finding,
     Group,
     NumberRange,
     QueueSummary,
@@ -64,6 +65,7 @@ __all__ = [
     "DeadLetterNotFound",
     "DeadLettersInUse",
     "EntityNotFound",
+    "Finding",
     "Group",
     "LocalBrokerError",
     "Message",

@@ -23,7 +23,7 @@ __all__ = [
     "AttemptRecord",
     "DeadLetter",
     "harmless",
-    "is_harmless",
+    "harms",
     "iso",
     "jsonable",
     "moved_out",
@@ -219,16 +219,6 @@ def harmless(properties: Properties) -> tuple[Properties, dict[str, Any]]:
     return properties.but(headers=kept, expiration=None, user_id=None, reply_to=reply_to), moved
 
 
-def is_harmless(properties: Properties) -> bool:
-    """Whether nothing in it must be taken out before it is published again."""
-    return (
-        properties.expiration is None
-        and properties.user_id is None
-        and properties.reply_to is None
-        and not any(map(_harms, properties.table))
-    )
-
-
 def moved_out(properties: Properties) -> tuple[Headers, str | None, dict[str, Any]]:
     """The headers and the reply-to that may go on, and what may not."""
     kept, told = _split(properties.table.encode())
@@ -247,12 +237,13 @@ def moved_out(properties: Properties) -> tuple[Headers, str | None, dict[str, An
 def _split(table: bytes) -> tuple[Headers, Mapping[str, Any]]:
     """The headers that may go on, and the others as JSON has them."""
     headers = Headers.parse(table)
-    return headers.without(_harms), {
-        name: jsonable(decoded(headers.raw(name) or b"")) for name in headers if _harms(name)
+    return headers.without(harms), {
+        name: jsonable(decoded(headers.raw(name) or b"")) for name in headers if harms(name)
     }
 
 
-def _harms(name: str) -> bool:
+def harms(name: str) -> bool:
+    """Whether a header of this name must not be published again: the broker's book-keeping, and extra routing."""
     return (
         name in names.BROKER_HEADERS or name in names.ROUTING_HEADERS or name.startswith(names.BROKER_HEADER_PREFIXES)
     )

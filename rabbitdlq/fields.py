@@ -13,7 +13,16 @@ from typing import Any
 
 from rabbitdlq.texts import printable
 
-__all__ = ["WireError", "decode_value", "encode_short", "encode_table", "encode_value", "entries", "sized"]
+__all__ = [
+    "WireError",
+    "decode_value",
+    "encode_short",
+    "encode_table",
+    "encode_value",
+    "end_of_value",
+    "entries",
+    "sized",
+]
 
 
 class WireError(ValueError):
@@ -28,6 +37,7 @@ _SIZES = {kind: shape.size for kind, shape in _FIXED.items()} | {b"T": 8, b"D": 
 _LONG = struct.Struct(">I")
 _LONGLONG = struct.Struct(">Q")
 _SIGNED = struct.Struct(">i")
+_STRING = ord("S")
 #: a nested table deeper than this is not a header that anybody sets on purpose
 _MAX_DEPTH = 64
 
@@ -47,7 +57,7 @@ def end_of_value(data: bytes, at: int) -> int:
     if kind in _SIZES:
         end = at + 1 + _SIZES[kind]
     elif kind in {b"S", b"x", b"A", b"F"}:
-        _, end = sized(data, at + 1)
+        end = at + 5 + _LONG.unpack_from(data, at + 1)[0]
     else:
         raise WireError(f"unknown field type {kind!r}")
     if end > len(data):
@@ -135,12 +145,17 @@ def _check_end(at: int, end: int) -> None:
 
 def entries(table: bytes) -> Iterator[tuple[str, bytes]]:
     """Each entry's name and the bytes of its value; raises :class:`WireError`, or what slicing raises, if broken."""
-    at = 0
-    while at < len(table):
+    at, size = 0, len(table)
+    while at < size:
         start = at + 1
         at = start + table[at]
         name = table[start:at].decode("utf-8", "surrogateescape")
-        end = end_of_value(table, at)
+        if table[at] == _STRING:  # most are
+            end = at + 5 + _LONG.unpack_from(table, at + 1)[0]
+            if end > size:
+                raise WireError("a value ends after the table that holds it")
+        else:
+            end = end_of_value(table, at)
         yield name, table[at:end]
         at = end
 

@@ -17,6 +17,7 @@ from rabbitdlq.topology import Topology
 from rabbitdlq.wire import Headers, Properties
 
 __all__ = [
+    "MAX_LAP",
     "Message",
     "Undecodable",
     "created_at",
@@ -33,7 +34,7 @@ _MILLISECONDS_FROM = 100_000_000_000
 
 
 #: more laps than this, nobody has replayed: a foreign header, and the next lap has to fit into one too
-_MAX_LAP = 1_000_000_000
+MAX_LAP = 1_000_000_000
 
 
 class Undecodable(ValueError):
@@ -166,7 +167,7 @@ def lap_of(headers: Headers) -> int:
 def told_lap(headers: Headers) -> int:
     """The lap that the header tells; 1 where it tells none that can be counted on."""
     lap = headers.number(names.LAP)
-    return lap if lap is not None and 1 <= lap <= _MAX_LAP else 1
+    return lap if lap is not None and 1 <= lap <= MAX_LAP else 1
 
 
 def published_with(headers: Headers, arrival: Arrival) -> tuple[str, str]:

@@ -19,7 +19,8 @@ from rabbitdlq import names
 from rabbitdlq.dead_letter import AttemptRecord, DeadLetter, harmless, iso, moved_out, read_original, read_time
 from rabbitdlq.deaths import Death, deaths_of
 from rabbitdlq.failure import Failure
-from rabbitdlq.fields import encode_value
+from rabbitdlq.fields import encode_table, encode_value
+from rabbitdlq.glance import rewritten
 from rabbitdlq.message import Message, derived_id
 from rabbitdlq.texts import printable, shorten
 from rabbitdlq.wire import Properties
@@ -44,7 +45,7 @@ NAME_BYTES = 1_020
 HISTORY_BYTES = 16_000
 ORIGINAL_BYTES = 8_000
 #: of a letter's own headers, what does not go back to work with it
-_LEFT_BEHIND = names.OURS - names.KEPT_ON_REPLAY
+_LEFT_BEHIND = frozenset(name.encode() for name in (names.OURS - names.KEPT_ON_REPLAY) | {names.LAP, names.REPLAY_ID})
 #: what the broker would refuse or act on in a letter that is put back
 _NOT_AGAIN = names.ROUTING_HEADERS | {"expiration", "user_id", "reply_to"}
 #: what a queue adds to each delivery
@@ -231,13 +232,13 @@ def replay_properties(letter: DeadLetter) -> Properties:
     return clean.but(headers=headers.plus(own), message_id=letter.wire.message_id or letter.id)
 
 
-def quick_replay_properties(wire: Properties, lap: int, park_id: str) -> Properties:
+def quick_replay_properties(encoded: bytes, lap: int, park_id: str) -> bytes:
     """What :func:`replay_properties` gives for a letter that a consumer parked and in which nothing has to be moved.
 
-    A tenth of its price: what stays is not even looked at.
+    From bytes to bytes, for a tenth of the price: what stays is not even looked at.
     """
-    own = {names.LAP: encode_value(lap + 1), names.REPLAY_ID: encode_value(park_id)}
-    return wire.but(headers=wire.table.without(_LEFT_BEHIND.__contains__).plus_raw(own))
+    own = encode_table([(names.LAP, encode_value(lap + 1)), (names.REPLAY_ID, encode_value(park_id))])
+    return rewritten(encoded, _LEFT_BEHIND, own)
 
 
 def restored_properties(wire: Properties, id: str) -> Properties:

@@ -63,6 +63,11 @@ class Delivery:
         return Properties.parse(self._raw)
 
     @property
+    def encoded(self) -> bytes:
+        """The bytes of the message's properties."""
+        return self._raw
+
+    @property
     def size(self) -> int:
         """Bytes of body and properties."""
         return len(self.body) + len(self._raw)
@@ -257,14 +262,19 @@ class ConsumingChannel:
         """Tell what is settled, see to it that the queue hears of it, then close; the rest goes back to the queue."""
         if not self.is_closed:
             self._closing = True
-            self.flush()
-            if self._written > KEPT_FROM and self._loop.time() - self._written_at < GOING_OUT * 4:
-                with contextlib.suppress(BrokerError):  # a line that is lost has its own story
-                    await self.arrived()
-                    await asyncio.sleep(GOING_OUT)
-                    await self.arrived()
+            await self.heard()
         self._closing = True
         await close_channel(self._channel)
+
+    async def heard(self) -> None:
+        """Return when the queue has heard of what is settled, so that the channel can be closed."""
+        self.flush()
+        if self._written > KEPT_FROM and self._loop.time() - self._written_at < GOING_OUT * 4:
+            with contextlib.suppress(BrokerError):  # a line that is lost has its own story
+                await self.arrived()
+                await asyncio.sleep(GOING_OUT)
+                await self.arrived()
+                self._written = 0
 
     def _closed(self, closing: "asyncio.Future[object]") -> None:
         self._frames.let_go(self._number, self._take)

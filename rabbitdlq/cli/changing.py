@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace as changed
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +16,7 @@ from rabbitdlq.cli.options import Options, confirm, json_line, options_of, run, 
 from rabbitdlq.cli.options import show as display
 from rabbitdlq.cli.progress import Reporter
 from rabbitdlq.cli.selecting import Json, Queue, tell_failures, with_selection
-from rabbitdlq.dead_letters import Canary, DLQManager, ReplayPlan, RunInfo, RunReport, Selection, Target
+from rabbitdlq.dead_letters import Canary, DLQManager, Finding, ReplayPlan, RunInfo, RunReport, Selection, Target
 from rabbitdlq.errors import ConfigurationError, RabbitDLQError
 
 __all__ = ["drop", "move", "purge", "replay", "restore", "runs"]
@@ -176,7 +176,7 @@ def move(
     chosen = _chosen("move", selection, ids, everything, held, limit, resume)
     speed = parse_rate(rate)
     if dry_run:
-        _show_plan(options, queue, chosen, Target.queue(to_queue), as_json)
+        _show_plan(options, queue, chosen, Target.of_queue(to_queue), as_json)
         return
 
     def work(manager: DLQManager, **common: object) -> Awaitable[RunReport]:
@@ -249,7 +249,7 @@ def _target(queue: str | None, exchange: str | None, key: str | None) -> Target 
     if queue is not None:
         if exchange is not None or key is not None:
             raise ConfigurationError("dlq replay: --to names a queue; leave --to-exchange and --to-routing-key out")
-        return Target.queue(queue)
+        return Target.of_queue(queue)
     if exchange is None:
         if key is not None:
             raise ConfigurationError("dlq replay: --to-routing-key needs --to-exchange")
@@ -274,16 +274,26 @@ async def _plan(options: Options, queue: str, chosen: Selection) -> ReplayPlan:
 
 
 def _show_plan(options: Options, queue: str, chosen: Selection, target: Target | None, as_json: bool) -> None:
-    plan = run(_plan(options, queue, chosen))
-    _print_plan(plan, target, as_json)
+    """The plan of a replay or a move, and whether it would go well; exits with 1 where it would not."""
+
+    async def look() -> tuple[ReplayPlan, list[Finding]]:
+        plan = await _plan(options, queue, chosen)
+        async with options.manager(queue) as manager:
+            return plan, await manager.preflight(plan, to=target, management_url=options.management_url)
+
+    plan, findings = run(look())
+    _print_plan(plan, target, as_json, findings)
     tell_failures(chosen)
+    if any(finding.level == "error" for finding in findings):
+        raise typer.Exit(1)
 
 
-def _print_plan(plan: ReplayPlan, target: Target | None, as_json: bool) -> None:
+def _print_plan(plan: ReplayPlan, target: Target | None, as_json: bool, findings: Sequence[Finding] = ()) -> None:
     if as_json:
-        json_line(plan.as_json() | {"target": None if target is None else str(target)})
+        preflight = [finding.as_json() for finding in findings]
+        json_line(plan.as_json() | {"target": None if target is None else str(target), "preflight": preflight})
     else:
-        display(render_runs.plan(plan, target))
+        display(render_runs.plan(plan, target, findings))
     _tell_problems(plan)
 
 

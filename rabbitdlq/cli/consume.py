@@ -1,7 +1,6 @@
 """``rabbitdlq consume``: run a handler on a work queue."""
 
 import asyncio
-import gc
 import importlib
 import os
 import signal
@@ -67,7 +66,6 @@ def consume(
         return
     with SupervisorLink() as link:
         function = load_handler(handler)
-        _tune_memory()
         consumer = Consumer(
             topology,
             function,
@@ -81,16 +79,6 @@ def consume(
             run(link.run(consumer))  # the supervisor tells the numbers of all
         else:
             say(_told(run(_until_signal(consumer))))
-
-
-def _tune_memory() -> None:
-    """What was loaded by now stays: the garbage collector need not look through it again and again.
-
-    This is our process and nobody else's; a program that uses the library decides for itself.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(10_000, 20, 20)
 
 
 def _supervise(options: Options, words: Sequence[str], processes: int, drain: bool) -> None:

@@ -1,6 +1,7 @@
 """``rabbitdlq dlq summary | groups | list | show``: what is in the dead-letter queues, without changing anything."""
 
 import json
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import aclosing, contextmanager
@@ -18,6 +19,9 @@ from rabbitdlq.dead_letter import DeadLetter
 from rabbitdlq.dead_letters import DLQManager, Group, QueueSummary, Selection, Story
 
 __all__ = ["groups", "list_letters", "show", "summary"]
+
+#: groups of a table; more of them say that the letters should be grouped by something else
+MOST_GROUPS = 200
 
 
 def summary(
@@ -71,9 +75,10 @@ def groups(
         for group in found:
             json_line(group.as_json())
     else:
-        display(render.groups(found, by))
+        display(render.groups(found[:MOST_GROUPS], by))
         count = sum(group.count for group in found)
-        say(f"{count:,} dead letters of {queue} in {len(found):,} group{'s' if len(found) != 1 else ''}")
+        more = f"; the largest {MOST_GROUPS} are shown, --json lists all" if len(found) > MOST_GROUPS else ""
+        say(f"{count:,} dead letters of {queue} in {len(found):,} group{'s' if len(found) != 1 else ''}{more}")
     tell_failures(selection)
 
 
@@ -123,7 +128,9 @@ def list_letters(
         for line in rows.shown():
             print(*line)
     else:
-        display(render.table(shown, rows.shown()))
+        for text in render.lines(shown, rows.shown(), _width()):
+            print(text)
+        sys.stdout.flush()
         say(_told(queue, len(rows.shown()), count, rows.added, limit, selection))
     tell_failures(selection)
 
@@ -161,6 +168,11 @@ def show(
         display(render.story(story))
     if not story.journal_read:
         say("the journal could not be read: attempts, laps and what operators did may be missing")
+
+
+def _width() -> int:
+    """Of the terminal; a pipe has none, and gets long lines."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 200
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import importlib
 import json
 import signal
@@ -111,9 +112,20 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         new_loop = importlib.import_module("uvloop").new_event_loop
     except ImportError:
         new_loop = None
+    _tune_memory()
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.get_loop().set_exception_handler(_tell_loop_error)
         return runner.run(work)
+
+
+def _tune_memory() -> None:
+    """What was loaded by now stays: the garbage collector need not look through it again and again.
+
+    This is our process and nobody else's; a program that uses the library decides for itself.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
 
 
 def _tell_loop_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -7,11 +7,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from rabbitdlq.cli.render import groups, plain, plain_table, safe, time_text
-from rabbitdlq.dead_letters import ReplayPlan, RunInfo, RunReport, Target
+from rabbitdlq.dead_letters import Finding, ReplayPlan, RunInfo, RunReport, Target
 from rabbitdlq.durations import format_duration
 
 __all__ = ["ago", "lines", "plan", "table"]
 
+_STYLES = {"error": "bold red", "warning": "yellow"}
 _DONE = {"replay": "replayed", "drop": "dropped", "move": "moved", "restore": "restored"}
 
 
@@ -24,7 +25,7 @@ def ago(moment: datetime) -> str:
     return f"{seconds}s"
 
 
-def plan(made: ReplayPlan, target: Target | None) -> RenderableType:
+def plan(made: ReplayPlan, target: Target | None, findings: Sequence[Finding]) -> RenderableType:
     """What would be done."""
     facts = Table.grid(padding=(0, 2, 0, 0))
     facts.add_column(style="bold", no_wrap=True)
@@ -45,6 +46,11 @@ def plan(made: ReplayPlan, target: Target | None) -> RenderableType:
     parts: list[RenderableType] = [facts]
     if made.groups:
         parts += ["", groups(made.groups, "fingerprint")]
+    if findings:
+        checks = plain_table("preflight", "what", "", whole=True)
+        for finding in findings:
+            checks.add_row(safe(finding.level, _STYLES.get(finding.level, "")), safe(finding.check), safe(finding.text))
+        parts += ["", checks]
     return Group(*parts)
 
 

@@ -4,6 +4,7 @@ from rabbitdlq.dead_letters.groups import Group
 from rabbitdlq.dead_letters.looking import QueueSummary
 from rabbitdlq.dead_letters.manager import DLQManager
 from rabbitdlq.dead_letters.plan import ReplayPlan
+from rabbitdlq.dead_letters.preflight import Finding
 from rabbitdlq.dead_letters.replay import Canary, Target
 from rabbitdlq.dead_letters.report import RunReport
 from rabbitdlq.dead_letters.run_log import RunInfo
@@ -13,6 +14,7 @@ from rabbitdlq.dead_letters.story import Lap, OperatorAction, Story
 __all__ = [
     "Canary",
     "DLQManager",
+    "Finding",
     "Group",
     "Lap",
     "NumberRange",

@@ -33,8 +33,9 @@ from rabbitdlq.wire import Properties, WireError
 
 __all__ = ["Browser", "Held"]
 
-#: bodies that one channel may hold; the broker limits by count only, so the count follows the size seen
-CHUNK_BYTES = 64 * 1024 * 1024
+#: bodies that one channel may hold, and two of them are in memory at once; the broker limits by count only, so the
+#: count follows the size seen
+CHUNK_BYTES = 32 * 1024 * 1024
 FIRST_CHUNK, GROWTH, LARGEST_CHUNK = 4, 8, 2_000
 QUIET_SECONDS = 2.0
 STALLED_SECONDS = 60.0
@@ -47,7 +48,7 @@ RETURN_SECONDS = 5.0
 class Held:
     """A dead letter and the unacknowledged delivery it came in."""
 
-    __slots__ = ("_browser", "_delivery", "_letter", "_queue", "_traits", "readable", "wire")
+    __slots__ = ("_browser", "_delivery", "_letter", "_queue", "_traits", "_wire")
 
     def __init__(self, browser: "Browser", queue: str, delivery: Delivery) -> None:
         self._browser = browser
@@ -55,17 +56,27 @@ class Held:
         self._delivery = delivery
         self._letter: DeadLetter | None = None
         self._traits: Traits | None = None
-        #: False where the properties are broken: sending it again would lose them
-        self.readable = True
-        try:
-            self.wire = delivery.properties()
-        except WireError:
-            self.wire, self.readable = Properties(), False  # shown as far as it can be
+        self._wire: Properties | None = None
 
     @property
     def body(self) -> bytes:
         """The message's body."""
         return self._delivery.body
+
+    @property
+    def encoded(self) -> bytes:
+        """The message's properties as they are on the wire."""
+        return self._delivery.encoded
+
+    @property
+    def wire(self) -> Properties:
+        """The message's properties, read at the first look."""
+        if self._wire is None:
+            try:
+                self._wire = self._delivery.properties()
+            except WireError:
+                self._wire = Properties()  # shown as far as it can be
+        return self._wire
 
     @property
     def letter(self) -> DeadLetter:
@@ -75,14 +86,14 @@ class Held:
         return self._letter
 
     def forget(self) -> None:
-        """Keep the bytes only; looking reads them again."""
-        self._letter = None
+        """Keep the bytes and the traits only; looking reads them again."""
+        self._letter = self._wire = None
 
     @property
     def traits(self) -> Traits:
         """What bulk operations have to know, which is quicker to read."""
         if self._traits is None:
-            self._traits = traits_of(self._queue, self.body, self.wire)
+            self._traits = traits_of(self._queue, self.body, self._delivery.encoded)
         return self._traits
 
     @property
@@ -167,20 +178,32 @@ class Browser:
                 yield Held(self, self._topology.name, delivery)
 
     async def _take(self, limit: int | None) -> AsyncGenerator[Delivery, None]:
+        """The letters, one after the other; while some are looked at, the next ones are on their way."""
         left = self.count - self._taken if limit is None else min(limit, self.count - self._taken)
-        while left > 0 and not self._ended_early:
-            size = min(self._chunk, left)
-            seen, total = 0, 0
-            async with contextlib.aclosing(self._fill(size)) as filling:
-                async for delivery in filling:
-                    seen, total, left = seen + 1, total + len(delivery.body), left - 1
-                    yield delivery
-            if seen < size:
-                self._ended_early = True
-            else:
-                self._chunk = max(1, min(self._chunk * GROWTH, LARGEST_CHUNK, CHUNK_BYTES // (total // seen + 1)))
+        filling = self._begin(left)
+        try:
+            while filling is not None:
+                size, task = filling
+                chunk = await task
+                left -= len(chunk)
+                if len(chunk) < size:
+                    self._ended_early = True
+                else:
+                    average = sum([len(delivery.body) for delivery in chunk]) // size + 1
+                    self._chunk = max(1, min(self._chunk * GROWTH, LARGEST_CHUNK, CHUNK_BYTES // average))
+                filling = self._begin(left)
+                while chunk:
+                    yield chunk.popleft()
+        finally:
+            if filling is not None:
+                filling[1].cancel()
+                await asyncio.wait([filling[1]])
 
-    async def _fill(self, size: int) -> AsyncGenerator[Delivery, None]:
+    def _begin(self, left: int) -> "tuple[int, asyncio.Task[deque[Delivery]]] | None":
+        size = min(self._chunk, left)
+        return None if size <= 0 or self._ended_early else (size, asyncio.create_task(self._fill(size)))
+
+    async def _fill(self, size: int) -> deque[Delivery]:
         """Up to ``size`` letters on a channel of their own.
 
         None is handed out before all of them are here and the consumer is cancelled: acknowledging one would make
@@ -204,11 +227,15 @@ class Browser:
             if self._on_progress is not None:
                 self._on_progress(self._taken, self.count)
         await self._cancel(channel)
-        while filling:
-            yield filling.popleft()
+        return filling
 
     async def _next(self, arrived: "asyncio.Queue[Delivery | None]") -> Delivery | None:
         """The next one; None where there is none left, raises :class:`BrokerUnavailable` where the line is gone."""
+        if not arrived.empty():  # most are there already, and a deadline costs more than the letter
+            delivery = arrived.get_nowait()
+            if delivery is not None:
+                return delivery
+            arrived.put_nowait(None)
         waited = 0.0
         while waited < STALLED_SECONDS:
             try:
@@ -282,6 +309,8 @@ class Browser:
             ready = await count_messages(control, self._topology.dlq)
         except BrokerError:
             waiting = False
+        # what was removed has to be heard of before a channel is closed; of all at once, since that takes its time
+        await asyncio.gather(*(channel.heard() for channel in self._filled))
         for channel, held in self._filled.items():
             await channel.close()
             ready += held

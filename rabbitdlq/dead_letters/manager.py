@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from rabbitdlq import names
-from rabbitdlq.broker import close_channel, count_messages
+from rabbitdlq.broker import Connection, close_channel, count_messages
 from rabbitdlq.dead_letter import DeadLetter
 from rabbitdlq.dead_letters.archive import ArchiveWriter, read_archive
 from rabbitdlq.dead_letters.groups import Group, Grouping
 from rabbitdlq.dead_letters.looking import QueueSummary, find, read_letters, summarize
 from rabbitdlq.dead_letters.operation import Operation, resumable, runs_of
 from rabbitdlq.dead_letters.plan import Planner, ReplayPlan
+from rabbitdlq.dead_letters.preflight import Finding, LetterFacts, preflight
 from rabbitdlq.dead_letters.pushing import message_to_push, pushed
 from rabbitdlq.dead_letters.replay import Canary, Target
 from rabbitdlq.dead_letters.report import RunReport
@@ -183,6 +184,19 @@ class DLQManager(Session):
         async with self._browse(on_progress) as browser:
             return await Planner(self.topology, selection, grouped=True).read(browser)
 
+    async def preflight(
+        self, plan: ReplayPlan, *, to: Target | None = None, management_url: str | None = None
+    ) -> list[Finding]:
+        """What can be known of a replay before anything is sent; more with the URL of the management API.
+
+        Of letters from several work queues the target is the queue of most of them, unless one is given.
+        """
+        origin = max(plan.origins, key=plan.origins.__getitem__, default=self.topology.name)
+        # a publish in an alarm blocks the connection for good
+        async with await Connection.open(self._url, f"rabbitdlq preflight {self.topology.name}") as connection:
+            target = to or Target.of_queue(origin)
+            return await preflight(connection, self.topology, target, LetterFacts.of(plan), management_url)
+
     async def replay(
         self,
         what: str | Selection | ReplayPlan,
@@ -265,7 +279,7 @@ class DLQManager(Session):
         if to_queue == self.topology.dlq:
             raise ConfigurationError(f"{to_queue!r} is where they are")
         operation = await self._operation("move", what, stop, on_progress)
-        operation.target, operation.rate = Target.queue(to_queue), rate
+        operation.target, operation.rate = Target.of_queue(to_queue), rate
         return await self._run(operation, "moving")
 
     async def restore(

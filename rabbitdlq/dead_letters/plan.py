@@ -81,6 +81,7 @@ class Planner:
     def __init__(self, topology: Topology, selection: Selection, *, grouped: bool = False) -> None:
         self._topology = topology
         self._selection = selection
+        self._everything = selection.everything
         self._grouping = Grouping("fingerprint") if grouped else None
         self._planned: list[Traits] = []
         self._seen: set[tuple[str, int]] = set()
@@ -113,7 +114,7 @@ class Planner:
             self._copies += 1
             self._keep(held)
             return
-        if not (selection.everything or selection.matches(held.letter)):
+        if not (self._everything or selection.matches(held.letter)):
             held.forget()
             return
         if traits.lap >= self._topology.max_laps and not selection.held and not selection.ids:

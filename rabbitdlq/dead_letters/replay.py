@@ -4,11 +4,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from rabbitdlq.broker import Outgoing
-from rabbitdlq.dead_letter import is_harmless
 from rabbitdlq.dead_letters.browse import Held
 from rabbitdlq.parking import quick_replay_properties, replay_properties, restored_properties
+from rabbitdlq.wire import Properties
 
 __all__ = ["Canary", "Target", "outgoing_move", "outgoing_replay"]
+
+#: of a message whose properties are known by their bytes only
+_UNREAD = Properties()
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +22,19 @@ class Target:
     routing_key: str
 
     @classmethod
-    def queue(cls, name: str) -> "Target":
+    def of_queue(cls, name: str) -> "Target":
         """A queue itself, past every exchange that siblings listen to."""
         return cls("", name)
 
+    @property
+    def queue(self) -> str | None:
+        """The queue that is meant; None where an exchange decides."""
+        return None if self.exchange else self.routing_key
+
     def __str__(self) -> str:
-        return f"exchange {self.exchange!r} with key {self.routing_key!r}" if self.exchange else self.routing_key
+        if self.exchange:
+            return f"exchange {self.exchange!r}, key {self.routing_key!r}"
+        return f"queue {self.routing_key!r}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +52,10 @@ def outgoing_replay(held: Held, target: Target | None) -> Outgoing:
     """The message that goes back to work; to the queue that the letter failed in unless a target is given."""
     traits = held.traits
     exchange, key = (target.exchange, target.routing_key) if target else ("", traits.queue)
-    if traits.parked and is_harmless(held.wire):
-        properties = quick_replay_properties(held.wire, traits.lap, traits.key)
-    else:
-        properties = replay_properties(held.letter)
+    if traits.plain:
+        encoded = quick_replay_properties(held.encoded, traits.lap, traits.key)
+        return Outgoing(exchange, key, held.body, _UNREAD, encoded, traits.id)
+    properties = replay_properties(held.letter)
     return Outgoing(exchange, key, held.body, properties, None, properties.message_id)
 
 

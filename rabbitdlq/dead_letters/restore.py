@@ -39,7 +39,7 @@ class Restoring:
         """Do it; the browser holds the lock. Raises as :meth:`Operation.run` does."""
         operation, desk, report = self._operation, self._operation.desk, self._report
         queue = desk.topology.name
-        keys = [traits_of(queue, letter.body, letter.wire).key for letter in self._archive]
+        keys = [traits_of(queue, letter.body, letter.wire.encode()).key for letter in self._archive]
         present: Counter[str] = Counter()
         async with aclosing(browser.read()) as letters:
             async for held in letters:

@@ -153,7 +153,7 @@ class Runner:
                         await self._take_out(held)
                         continue
                     self._report.in_flight.append(traits.id)
-                if not held.readable:
+                if not traits.readable:
                     self._report.stay(traits.id, "its properties cannot be read, and sending it would lose them")
                     continue
                 self._begun += 1

@@ -5,12 +5,31 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from rabbitdlq import names
-from rabbitdlq.dead_letter import DeadLetter, read_time
-from rabbitdlq.message import told_lap
+from rabbitdlq.dead_letter import DeadLetter, harms, read_time
+from rabbitdlq.glance import glance
+from rabbitdlq.message import MAX_LAP
 from rabbitdlq.texts import printable
-from rabbitdlq.wire import Properties
+from rabbitdlq.wire import Properties, WireError, decoded
 
 __all__ = ["Traits", "key_of", "traits_of"]
+
+_WANTED = frozenset(
+    name.encode()
+    for name in (
+        names.PARK_ID,
+        names.LAP,
+        names.REPEATED,
+        names.REASON,
+        names.FINGERPRINT,
+        names.QUEUE,
+        names.PARKED_AT,
+        names.EXCHANGE,
+        names.ROUTING_KEY,
+        names.FIRST_FAILED_AT,
+    )
+)
+#: what the first publisher set, as a consumer notes it when it parks a message
+_NOTED_BY_PARKING = tuple(name.encode() for name in (names.EXCHANGE, names.ROUTING_KEY, names.FIRST_FAILED_AT))
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,32 +50,52 @@ class Traits:
     parked_at: datetime | None
     #: bytes of the body
     size: int
-    #: whether it is as a consumer parked it, in all that a replay looks at
-    parked: bool
+    #: whether it can go back to work without any of its properties being read
+    plain: bool
+    #: False where the properties are broken: sending it again would lose them
+    readable: bool = True
 
 
-def traits_of(work_queue: str, body: bytes, wire: Properties) -> Traits:
+def traits_of(work_queue: str, body: bytes, encoded: bytes) -> Traits:
     """The traits of a letter in the dead-letter queue of ``work_queue``; what :meth:`DeadLetter.parse` says of it."""
-    headers = wire.table
-    park_id = headers.text(names.PARK_ID)
+    try:
+        seen = glance(encoded, _WANTED, _is_noted)
+    except WireError:
+        return _by_the_letter(DeadLetter.parse(work_queue, body, Properties()), readable=False)
+    headers = seen.headers
+    park_id = _text(headers, names.PARK_ID)
     # with x-death it went on after it was parked, and which of the two counts is not to be seen at a glance
-    if not park_id or "x-death" in headers or not wire.message_id:
-        return _by_the_letter(DeadLetter.parse(work_queue, body, wire))
+    if not park_id or seen.noted or not seen.message_id:
+        return _by_the_letter(DeadLetter.parse(work_queue, body, Properties.parse(encoded)))
+    lap = decoded(headers[_LAP]) if _LAP in headers else 1
     return Traits(
         key=park_id,
-        id=printable(wire.message_id),
-        lap=told_lap(headers),
-        repeated=headers.get(names.REPEATED) is True,
-        reason=headers.text(names.REASON) or "unknown",
-        fingerprint=headers.text(names.FINGERPRINT) or "",
-        queue=printable(headers.text(names.QUEUE) or work_queue),
-        parked_at=read_time(headers.text(names.PARKED_AT)),
+        id=printable(seen.message_id.decode("utf-8", "surrogateescape")),
+        lap=lap if type(lap) is int and 1 <= lap <= MAX_LAP else 1,
+        repeated=headers.get(_REPEATED) == b"t\x01",
+        reason=_text(headers, names.REASON) or "unknown",
+        fingerprint=_text(headers, names.FINGERPRINT),
+        queue=printable(_text(headers, names.QUEUE) or work_queue),
+        parked_at=read_time(_text(headers, names.PARKED_AT)),
         size=len(body),
-        parked=names.EXCHANGE in headers and names.ROUTING_KEY in headers and names.FIRST_FAILED_AT in headers,
+        plain=all(name in headers for name in _NOTED_BY_PARKING),
     )
 
 
-def _by_the_letter(letter: DeadLetter) -> Traits:
+_LAP, _REPEATED = names.LAP.encode(), names.REPEATED.encode()
+
+
+def _is_noted(name: bytes) -> bool:
+    # the first letters of all names that harm
+    return name[:1] in b"xCB" and harms(name.decode("utf-8", "surrogateescape"))
+
+
+def _text(headers: dict[bytes, bytes], name: str) -> str:
+    value = decoded(headers[key]) if (key := name.encode()) in headers else None
+    return value if isinstance(value, str) else ""
+
+
+def _by_the_letter(letter: DeadLetter, *, readable: bool = True) -> Traits:
     return Traits(
         key=key_of(letter),
         id=letter.id,
@@ -67,7 +106,8 @@ def _by_the_letter(letter: DeadLetter) -> Traits:
         queue=letter.queue,
         parked_at=letter.moved_to_dlq_at,
         size=len(letter.body),
-        parked=False,
+        plain=False,
+        readable=readable,
     )
 
 

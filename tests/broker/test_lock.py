@@ -91,7 +91,7 @@ async def test_looking_while_another_replays_gives_the_clear_answer(bench: Bench
 
     async with one, two, aclosing(one.each()) as letters:
         await anext(letters)
-        for attempt in (two.peek, two.replay_all, two.purge):
+        for attempt in (two.peek, two.replay_all, lambda: two.purge(archive=None)):
             with pytest.raises(DeadLettersInUse, match=r"ann@desk is .* since"):
                 await attempt()
     assert await letters_left(bench, topology.dlq) == ["m0", "m1"]

@@ -16,7 +16,7 @@ PACKAGE = Path(rabbitdlq.__file__).parent
 #: one cell know each other, as far as they make no circle; cells of one row do not.
 ROWS: tuple[tuple[str, ...], ...] = (
     ("errors names",),
-    ("wire fields texts durations limits entities",),
+    ("wire fields glance texts durations limits entities",),
     ("topology deaths message failure dead_letter parking settings logs",),
     ("broker",),
     ("producer journal definitions management",),

@@ -13,7 +13,8 @@ import pytest
 from rabbitdlq import names
 from rabbitdlq.dead_letter import DeadLetter
 from rabbitdlq.dead_letters import preflight as module
-from rabbitdlq.dead_letters.preflight import Finding, LetterFacts, Target
+from rabbitdlq.dead_letters.preflight import Finding, LetterFacts
+from rabbitdlq.dead_letters.replay import Target
 from rabbitdlq.management import ManagementApi, QueueState
 from rabbitdlq.topology import Topology
 from rabbitdlq.wire import Headers, Properties
@@ -109,7 +110,7 @@ class TestLetters:
         assert found["expiration"] == ("ok", "1 letters had an expiration: they are sent without it")
 
     @pytest.mark.parametrize(
-        "target", [Target.of_queue("orders.dlq"), Target("", "orders.dlq", None), Target("orders.dlx", "k", None)]
+        "target", [Target.of_queue("orders.dlq"), Target("", "orders.dlq"), Target("orders.dlx", "k")]
     )
     def test_the_dead_letter_queue_is_no_target(self, target: Target) -> None:
         assert of_letters(TEN, target)["return"][0] == "error"
@@ -233,7 +234,7 @@ class TestBlocked:
 class TestManagement:
     async def test_without_it_one_finding_says_what_to_give(self) -> None:
         (found,) = await module._by_management("/", ORDERS, TARGET, TEN, None)
-        (routed,) = await module._by_management("/", ORDERS, Target("shop", "k", None), TEN, None)
+        (routed,) = await module._by_management("/", ORDERS, Target("shop", "k"), TEN, None)
 
         assert (found.level, found.check) == ("unknown", "management")
         assert "give --management-url or RABBITDLQ_MANAGEMENT_URL" in found.text
@@ -279,7 +280,7 @@ class TestManagement:
         }
 
         async def found(key: str) -> list[tuple[str, str]]:
-            findings = await by_management(monkeypatch, answers(paths), Target("shop", key, None))
+            findings = await by_management(monkeypatch, answers(paths), Target("shop", key))
             return [(each.level, each.check) for each in findings if each.level != "ok"]
 
         assert await found("k") == [("warning", "route"), ("warning", "consumers"), ("warning", "consumers")]
