@@ -197,7 +197,7 @@ class Browser:
         finally:
             if filling is not None:
                 filling[1].cancel()
-                await asyncio.wait([filling[1]])
+                await asyncio.gather(filling[1], return_exceptions=True)
 
     def _begin(self, left: int) -> "tuple[int, asyncio.Task[deque[Delivery]]] | None":
         size = min(self._chunk, left)

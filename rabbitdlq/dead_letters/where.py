@@ -130,10 +130,7 @@ class _Evaluator(EvalWithCompoundTypes):  # type: ignore[misc]
 
     def test(self, text: str, tree: ast.expr, letter: DeadLetter) -> bool:
         self.letter, self._known = letter, {}
-        try:
-            return bool(self.eval(text, previously_parsed=tree))
-        finally:
-            self.letter, self._known = None, {}
+        return bool(self.eval(text, previously_parsed=tree))
 
     def _name(self, node: ast.Name) -> Any:
         name = node.id

@@ -165,7 +165,7 @@ async def test_a_manager_that_is_reading_refuses_to_change_what_it_reads(bench: 
 @quorum_only
 async def test_the_letters_and_the_lock_of_a_reader_that_dies_are_free_again(bench: Bench) -> None:
     topology = await bench.declared()
-    ids = await park(bench, topology, *(b"x" for _ in range(40)))
+    ids = await park(bench, topology, *(b"x" for _ in range(400)))
 
     async with Proxy(bench.url) as proxy, DLQManager(topology, url=proxy.url) as dlq, bench.dlq(topology) as other:
         letters = dlq.each()
@@ -180,10 +180,10 @@ async def test_the_letters_and_the_lock_of_a_reader_that_dies_are_free_again(ben
                 return False
 
         await until(free_again, "the lock is free, and the letters are back")
-        with pytest.raises(BrokerUnavailable, match=r"lost|closed"):
+        with pytest.raises(BrokerUnavailable, match=r"lost|closed|reset"):
             async for _ in letters:  # what had come by then is shown
                 pass
-        assert len(await dlq.peek_all()) == 40, "the manager connects again"
+        assert len(await dlq.peek_all()) == 400, "the manager connects again"
 
 
 async def test_a_letter_that_comes_while_somebody_looks_is_left_alone(bench: Bench) -> None:
@@ -229,14 +229,15 @@ async def test_large_letters_are_held_by_their_size_and_not_by_their_number(benc
         async for letter in letters:
             assert len(letter.body) == 8_388_608
             ready.append(await bench.raw.count(topology.dlq))
-    # four to learn the size, then as many as fit into 64 MiB
-    assert ready == [8] * 4 + [1] * 7 + [0]
+    # four to learn the size, and ahead of them as many as fit into 32 MiB
+    assert all(12 - left - shown <= 4 + 3 for shown, left in enumerate(ready))
+    assert ready[-1] == 0
     assert await bench.raw.count(topology.dlq) == 12
 
 
 async def test_a_look_in_the_management_ui_and_ours_do_each_other_no_harm(bench: Bench, broker: BrokerAddress) -> None:
     topology = await bench.declared()
-    ids = await park(bench, topology, *(b"%d" % number for number in range(8)))
+    ids = await park(bench, topology, *(b"%d" % number for number in range(60)))
 
     async def payloads(management: Management) -> AsyncIterator[str]:
         for message in await management.look(topology.dlq, 3):
@@ -250,7 +251,7 @@ async def test_a_look_in_the_management_ui_and_ours_do_each_other_no_harm(bench:
                 if letter.id in {order[0], order[-1]}:
                     shown = [text async for text in payloads(management)]
                     assert len(shown) == (3 if letter.id == order[0] else 0)
-        assert await dlq.count() == 8
+        assert await dlq.count() == 60
         after = await words(dlq.each())
         # what the UI gives back to a quorum queue stands behind the rest: the broker's way, not ours
         assert (order, after) == (ids, ids) or (bench.queue_type == "quorum" and set(order) == set(after) == set(ids))

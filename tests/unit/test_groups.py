@@ -156,6 +156,8 @@ class TestState:
         """The bug was taken for mended, and those that were sent back are not in this queue any more."""
         assert state(at(NOON + HOUR), replayed=NOON - HOUR) == "regressed"
         assert state(at(NOON + HOUR), replayed=NOON + HOUR / 2) == "regressed"
+        # some of its letters were not sent back
+        assert state(at(NOON - 2 * HOUR), at(NOON + HOUR), replayed=NOON - HOUR) == "regressed"
 
     def test_one_that_came_before_the_replay_is_no_regression(self) -> None:
         assert state(at(NOON + HOUR), replayed=NOON + 2 * HOUR) == "new"
