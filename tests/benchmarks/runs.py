@@ -125,7 +125,7 @@ class Track:
             self.broker.delete(queues, exchanges)
 
     def _fill(self, contender: Contender, job: Job) -> None:
-        if job.scenario in ("publish", "latency", "memory"):
+        if job.scenario in ("publish", "replay", "latency", "memory"):
             return
         if contender.own_format:
             with _process(contender, "fill", job, self.logs) as process:
@@ -177,9 +177,9 @@ class Track:
         attempts = 3 if job.scenario == "failing" else 1
         if told["messages"] != job.messages * attempts:
             raise RunFailed(f"{told['messages']:,} handler calls for {job.messages:,} messages")
-        expected = {job.queue: job.messages if job.scenario == "publish" else 0}
-        if job.scenario == "failing":
-            expected[job.queue + contender.dead] = job.messages
+        expected = {job.queue: job.messages if job.scenario in ("publish", "replay") else 0}
+        if job.scenario in ("failing", "replay"):
+            expected[job.queue + contender.dead] = job.messages if job.scenario == "failing" else 0
         for queue, count in expected.items():
             deadline = time.monotonic() + 5
             while (ready := self.broker.ready(queue)) != count:

@@ -30,6 +30,7 @@ SCENARIOS = {
         Scenario("consume", "consume: 200-byte JSON, prefetch 200, one process", 30_000, 8_000),
         Scenario("publish", "publish: every message mandatory and confirmed", 20_000, 5_000),
         Scenario("failing", "failing: three attempts, two rungs of 100 ms, parked", 5_000, 800),
+        Scenario("replay", "replay: dead letters of 1 kB, beside publishing as many", 20_000, 5_000),
         Scenario("latency", "latency, publish to handler, at 500 messages a second", 5_000, 1_000, kind="latency"),
         Scenario("large", "consume: 1 MB bodies", 300, 100),
         Scenario("webhooks", "consume: real webhooks, 7 kB (median) to 25 kB", 6_580, 1_974),
@@ -122,6 +123,8 @@ CONTENDERS: Sequence[Contender] = (
         *("taskiq", "taskiq", "taskiq-aio-pika", ("consume",)), share=0.3, own_format=True, own_queues=(".dead",)
     ),
     Contender("C, librabbitmq", "c_client", "", ("consume", "publish")),
+    Contender("ours, publish 1 kB", "ours", "rabbitdlq", ("replay",), way="publish", quick=True),
+    Contender("ours, replay", "ours", "rabbitdlq", ("replay",), way="replay", quick=True),
     Contender("ours, 1 process", "ours_cli", "rabbitdlq", ("processes",), way="handle 1", quick=True),
     Contender("ours, 2 processes", "ours_cli", "rabbitdlq", ("processes",), way="handle 2", quick=True),
     Contender("ours, 1 process, working", "ours_cli", "rabbitdlq", ("processes",), way="work 1", share=0.3, quick=True),
@@ -158,6 +161,7 @@ GOALS = (
     Goal("failing", "ours, uvloop", "raw aio-pika, uvloop", 1.2),
     Goal("failing", "ours, asyncio", "FastStream", 4.0),
     Goal("failing", "ours, asyncio", "dramatiq", 6.0),
+    Goal("replay", "ours, replay", "ours, publish 1 kB", 0.7),
     Goal("processes", "ours, 2 processes", "ours, 1 process", 1.5),
     Goal("processes", "ours, 2 processes, working", "ours, 1 process, working", 1.5),
 )
