@@ -22,7 +22,7 @@ class Reporter:
         self._total = total
         self._began = self._said = time.monotonic()
         self._done = 0
-        self._waits = False
+        self._waited_from: float | None = None
         self._bar: Progress | None = None
         if sys.stderr.isatty():
             self._bar = Progress(
@@ -38,9 +38,11 @@ class Reporter:
 
     def at(self, done: int, total: int | None = None) -> None:
         """So many are done, of so many."""
+        now = time.monotonic()
+        if not self._done:
+            self._began = now  # what came before the first one says nothing of their speed
         self._done = done
         self._total = total if total is not None else self._total
-        now = time.monotonic()
         if self._bar is not None:
             self._bar.update(self._task, completed=done, total=self._total, rate=f"{self._rate(now):,.0f}/s")
         elif now - self._said >= PLAIN_EVERY_SECONDS:
@@ -49,8 +51,11 @@ class Reporter:
 
     def waiting(self, waits: bool) -> None:
         """Nothing is being done but waiting for what others do."""
-        if waits != self._waits:
-            self._waits = waits
+        if waits != (self._waited_from is not None):
+            now = time.monotonic()
+            if self._waited_from is not None:
+                self._began += now - self._waited_from
+            self._waited_from = now if waits else None
             what = f"{self._what}, waiting for what becomes of them" if waits else self._what
             if self._bar is not None:
                 self._bar.update(self._task, description=what)

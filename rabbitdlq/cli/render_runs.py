@@ -77,7 +77,8 @@ def lines(report: RunReport, queue: str) -> Iterator[str]:
         yield plain(f"{len(report.in_flight):,} were in flight before, and may be there twice: {named}")
     if report.outcomes is not None:
         told = report.outcomes
-        ended = f"of those sent {told['recovered']:,} recovered, {told['back']:,} are back"
+        followed = sum(told.values())
+        ended = f"of {followed:,} followed {told['recovered']:,} recovered, {told['back']:,} are back"
         yield f"{ended}, {told['retrying']:,} failed and are tried again, of {told['open']:,} nothing was heard"
     if report.aborted:
         yield f"aborted: {report.aborted}"

@@ -196,7 +196,7 @@ class Browser:
                     yield chunk.popleft()
         finally:
             if filling is not None:
-                filling[1].cancel()
+                # to its end: a call that is cancelled half-way closes its channel, and the order is lost
                 await asyncio.gather(filling[1], return_exceptions=True)
 
     def _begin(self, left: int) -> "tuple[int, asyncio.Task[deque[Delivery]]] | None":

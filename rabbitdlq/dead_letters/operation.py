@@ -99,7 +99,7 @@ class Operation:
         told: dict[str, Any] = {
             "who": self.desk.who,
             "amqp_user": self.desk.connection.user,
-            "selection": self.selection.describe(),
+            "selection": self.resumed.info().selection if self.resumed else self.selection.describe(),
             "target": (self.target.exchange, self.target.routing_key) if self.target else None,
             "archive": report.archive,
         }
@@ -136,11 +136,13 @@ class Operation:
             planner = Planner(self.desk.topology, self.selection)
             plan = await planner.read(browser)
             kept = planner.kept
+            if kept is None:  # they were too large to be kept: all are read a second time
+                await browser.give_back()
         for id, error in plan.problems:
             if self.strict:
                 raise error
             report.stay(id, str(error))
-        report.found, report.held = plan.found, plan.held
+        report.found, report.held = browser.count, plan.held
         report.planned = plan.count + len(plan.problems)
         return list(plan.keys), kept
 
@@ -188,7 +190,6 @@ class Operation:
             await browser.give_back()
             self._wait(report)
             await outcomes.ended(self.watch, self.stop, first_failure=False)
-        if outcomes is not None:
             report.outcomes = outcomes.counts()
 
     def _wait(self, report: RunReport) -> None:
@@ -199,7 +200,7 @@ class Operation:
         """Whether to go on after the first few."""
         self._wait(report)
         await outcomes.ended(canary.wait, self.stop, first_failure=True)
-        counts = outcomes.counts()
+        counts = report.outcomes = outcomes.counts()
         failed, sent = counts["back"] + counts["retrying"], sum(counts.values())
         report.phase = "sending"
         if not sent or self.stop.is_set():

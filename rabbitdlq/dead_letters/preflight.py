@@ -203,7 +203,7 @@ async def _queue_there(channel: Channel, target: Target) -> list[Finding]:
     waiting, consumers = await queue_counts(channel, target.routing_key)
     return [
         Finding("ok", "target", f"{target} is there, with {waiting:,} messages waiting"),
-        Finding("ok", "consumers", f"{target} has {consumers:,} consumers")
+        Finding("ok", "consumers", f"{target} has {consumers:,} consumer{'' if consumers == 1 else 's'}")
         if consumers
         else Finding("warning", "consumers", f"{target} has no consumer: the letters would wait there"),
     ]

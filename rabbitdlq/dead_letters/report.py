@@ -46,7 +46,7 @@ class RunReport:
     aborted: str = ""
     #: the file that dropped letters were written to
     archive: str | None = None
-    #: what became of those sent, where that was waited for
+    #: what became of those sent: of the canary's when it was judged, of all with a watch
     outcomes: dict[Outcome, int] | None = None
     #: "planning", "sending", "waiting" for outcomes
     phase: str = "planning"

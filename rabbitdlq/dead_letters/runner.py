@@ -65,6 +65,8 @@ class Runner:
         self._most: int | None = None
         self._round_began = asyncio.get_running_loop().time()
         self._begun = 0
+        #: letters that this round has done something with
+        self._met = 0
         self.fatal: BrokerError | None = None
 
     def put_back(self, held: Held) -> None:
@@ -90,7 +92,7 @@ class Runner:
         self._most = None if most is None else self._begun + most
         letters: AsyncIterator[Held] | None = None if kept is None else _each(kept)
         while self._wants_more():
-            begun = self._begun
+            self._met = 0
             if letters is None:
                 self._round_began = asyncio.get_running_loop().time()
                 letters = self._browser.read()
@@ -98,7 +100,7 @@ class Runner:
                 await self._to_the_end(act(chosen))
             await self._remove_copies()
             letters = None
-            if self._begun == begun or not self._wants_more():
+            if not self._met or not self._wants_more():
                 break
             await self._browser.give_back()
         if self.fatal is not None:
@@ -137,15 +139,19 @@ class Runner:
         """Those of the plan that are to be sent."""
         clock = asyncio.get_running_loop().time
         async for held in letters:
-            if self.is_halted or self._has_enough() or clock() - self._round_began > ROUND_SECONDS:
+            if self.is_halted or self._has_enough():
+                return
+            if self._met and clock() - self._round_began > ROUND_SECONDS:
                 return
             traits = held.traits
             key = traits.key
             if self._gone[key] > 0:
                 self._gone[key] -= 1
+                self._met += 1
                 await self._take_out(held)
             elif self._left[key] > 0:
                 self._left[key] -= 1
+                self._met += 1
                 if key in self._known.in_flight:
                     if self._known.overtaken(traits):
                         self._report.before += 1

@@ -61,7 +61,8 @@ def test_the_commands_of_the_readme_are_those_of_the_program() -> None:
     for usage, option_cell, _ in table("commands"):
         words = usage.strip("`").split(" ")
         name = " ".join(word for word in words if word.isalpha() and word.islower())
-        written[name] = set(re.findall(r"--[a-z-]+", option_cell))
+        selection = README.split("<!-- selection")[1].split("<!-- end of selection")[0] if "*sel" in option_cell else ""
+        written[name] = set(re.findall(r"`(--[a-z-]+)", selection + option_cell))
 
     assert set(written) == set(known)
     for name, command in known.items():
