@@ -1,7 +1,7 @@
 """Retries with growing delays, a dead-letter queue with the whole story, and safe replay for RabbitMQ."""
 
 from rabbitdlq.broker import Connection, apply_topology, check_topology
-from rabbitdlq.consumer import Consumer, ConsumerSummary, Supervisor, SupervisorLink, SupervisorReport
+from rabbitdlq.consumer import Consumer, ConsumerSummary, Rule, Supervisor, SupervisorLink, SupervisorReport, handler
 from rabbitdlq.dead_letter import AttemptRecord, DeadLetter
 from rabbitdlq.dead_letters import (
     Canary,
@@ -29,7 +29,9 @@ from rabbitdlq.errors import (
     DeadLetterError,
     DeadLetterNotFound,
     DeadLettersInUse,
+    Drop,
     EntityNotFound,
+    External,
     LocalBrokerError,
     Permanent,
     PublishRefused,
@@ -38,6 +40,7 @@ from rabbitdlq.errors import (
     ReadOnly,
     RunNotFound,
     TopologyMismatch,
+    Transient,
     Unroutable,
 )
 from rabbitdlq.message import Message
@@ -64,7 +67,9 @@ __all__ = [
     "DeadLetterError",
     "DeadLetterNotFound",
     "DeadLettersInUse",
+    "Drop",
     "EntityNotFound",
+    "External",
     "Finding",
     "Group",
     "LocalBrokerError",
@@ -78,6 +83,7 @@ __all__ = [
     "RabbitDLQError",
     "ReadOnly",
     "ReplayPlan",
+    "Rule",
     "RunInfo",
     "RunNotFound",
     "RunReport",
@@ -89,11 +95,13 @@ __all__ = [
     "Target",
     "Topology",
     "TopologyMismatch",
+    "Transient",
     "Unroutable",
     "Where",
     "WorkBinding",
     "apply_topology",
     "check_topology",
     "exponential",
+    "handler",
     "load_topologies",
 ]

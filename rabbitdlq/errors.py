@@ -20,7 +20,10 @@
     │   ├── DeadLettersInUse          another operator holds the dead-letter queue
     │   └── RunNotFound               the journal knows of no such run
     ├── LocalBrokerError              the private node cannot be installed, started or stopped
-    └── Permanent                     raised by handlers: do not try again, park now
+    ├── Transient                     raised by handlers: try again
+    ├── External                      raised by handlers: a provider answered with an error; try again
+    ├── Permanent                     raised by handlers: do not try again, park now
+    └── Drop                          raised by handlers: nobody needs this message
 """
 
 __all__ = [
@@ -33,7 +36,9 @@ __all__ = [
     "DeadLetterError",
     "DeadLetterNotFound",
     "DeadLettersInUse",
+    "Drop",
     "EntityNotFound",
+    "External",
     "LocalBrokerError",
     "Permanent",
     "PublishRefused",
@@ -42,6 +47,7 @@ __all__ = [
     "ReadOnly",
     "RunNotFound",
     "TopologyMismatch",
+    "Transient",
     "Unroutable",
 ]
 
@@ -118,5 +124,17 @@ class LocalBrokerError(RabbitDLQError):
     """The private RabbitMQ node could not be installed, started or stopped."""
 
 
+class Transient(RabbitDLQError):
+    """Raised by a handler: it may go better the next time. So is every exception that is not known to be another."""
+
+
+class External(RabbitDLQError):
+    """Raised by a handler: a service that it depends on answered with an error, or not at all. Tried again."""
+
+
 class Permanent(RabbitDLQError):
     """Raised by a handler: trying again is pointless, park the message now."""
+
+
+class Drop(RabbitDLQError):
+    """Raised by a handler: nobody needs this message any more. It is acknowledged, and the journal has the reason."""

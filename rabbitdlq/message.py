@@ -23,6 +23,7 @@ __all__ = [
     "created_at",
     "decode_payload",
     "derived_id",
+    "is_json",
     "lap_of",
     "message_of",
     "published_with",
@@ -96,6 +97,14 @@ def decode_payload(body: bytes, properties: Properties) -> Any:
     except (ValueError, RecursionError) as error:
         raise Undecodable(f"body of {len(body):,} bytes is not valid {printable(kind)}: {error}") from error
     return body
+
+
+def is_json(properties: Properties) -> bool:
+    """Whether the body is JSON by its content type, or has none."""
+    if properties.content_encoding and properties.content_encoding.lower() not in {"utf-8", "identity"}:
+        return False
+    kind, _ = _kind(properties.content_type or "application/json")
+    return kind == "application/json" or kind.endswith("+json")
 
 
 @lru_cache(maxsize=100)

@@ -67,6 +67,8 @@ ROUTING_HEADERS = frozenset({"CC", "BCC"})
 EXHAUSTED = "exhausted"
 PERMANENT = "permanent"
 UNDECODABLE = "undecodable"
+#: the payload is not of the handler's type
+INVALID = "invalid"
 PUSHED = "pushed"
 #: deaths that the broker's own routes brought here, by its own words
 BROKER_REASONS = {

@@ -101,6 +101,8 @@ def _supervise(options: Options, words: Sequence[str], processes: int, drain: bo
 
 def _told(summary: ConsumerSummary) -> str:
     words = [f"{summary.succeeded:,} succeeded", f"{summary.retried:,} retried", f"{summary.parked:,} parked"]
+    if summary.dropped:
+        words.append(f"{summary.dropped:,} dropped")
     if summary.released:
         words.append(f"{summary.released:,} given back")
     if summary.too_late:

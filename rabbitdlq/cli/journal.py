@@ -91,7 +91,7 @@ def _line(event: JournalEvent) -> str:
     words.append(f"{event.message_id}  attempt {event.attempt}/{event.max_attempts}")
     if (event.lap or 1) > 1:
         words.append(f"lap {event.lap}")
-    if event.event == names.PARKED:
+    if event.event in (names.PARKED, names.DROPPED):
         words.append(f"{event.reason}")
     if event.error_type:
         text = (event.error_message or "").splitlines()

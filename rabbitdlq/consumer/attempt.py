@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from rabbitdlq.errors import ConfigurationError, Permanent
+from rabbitdlq.consumer.classify import Classifier, Rule
+from rabbitdlq.errors import ConfigurationError
 from rabbitdlq.failure import Failure
 from rabbitdlq.message import Message
 
@@ -32,7 +33,7 @@ class Failed:
     """The handler raised."""
 
     failure: Failure
-    permanent: bool
+    rule: Rule
     at: datetime
     duration_ms: float
 
@@ -57,9 +58,10 @@ def is_async(handler: Handler) -> bool:
 class Attempt:
     """Runs one handler, again and again."""
 
-    def __init__(self, handler: Handler) -> None:
+    def __init__(self, handler: Handler, classifier: Classifier) -> None:
         """Raises :class:`ConfigurationError` for a handler that cannot be called."""
         self._handler = handler
+        self._classifier = classifier
         self._is_async = is_async(handler)
 
     async def run(self, message: Message) -> Result:
@@ -77,18 +79,21 @@ class Attempt:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 return Interrupted(_since(started))
-            return _failed(error, started)
+            return self._failed(error, started)
         except BaseException as error:
-            return _failed(error, started)
+            return self._failed(error, started)
         return Completed(_since(started))
 
+    def _failed(self, error: BaseException, started: float) -> Failed:
+        _cut(error)
+        return Failed(Failure.of(error), self._classifier.rule_of(error), datetime.now(UTC), _since(started))
 
-def _failed(error: BaseException, started: float) -> Failed:
+
+def _cut(error: BaseException) -> None:
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
         frames = frames.tb_next  # how we called the handler tells nobody anything
     error.__traceback__ = frames
-    return Failed(Failure.of(error), isinstance(error, Permanent), datetime.now(UTC), _since(started))
 
 
 def _since(started: float) -> float:

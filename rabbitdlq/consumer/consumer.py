@@ -13,6 +13,8 @@ import structlog
 
 from rabbitdlq.broker import PublishLink
 from rabbitdlq.consumer.attempt import Handler
+from rabbitdlq.consumer.classify import Classes
+from rabbitdlq.consumer.handling import options_of
 from rabbitdlq.consumer.processor import ConsumerSummary, Processor
 from rabbitdlq.consumer.session import Session
 from rabbitdlq.consumer.settle import PARK_TIMEOUT, Settler
@@ -45,7 +47,7 @@ class Consumer:
 
     ``handler`` is ``async def`` or a plain function (run in a thread) of one argument, a :class:`Message`. Returning
     is success; an exception is a failed attempt, which the broker brings back after the ladder's next delay, or parks
-    when the attempts are used up; :class:`Permanent` parks at once.
+    when the attempts are used up; :class:`Permanent` parks at once, :class:`Drop` lets go of it.
     """
 
     def __init__(
@@ -60,11 +62,19 @@ class Consumer:
         grace: timedelta = timedelta(seconds=30),
         park_timeout: timedelta = PARK_TIMEOUT,
         worker: str | None = None,
+        classify: Classes | None = None,
+        payload_type: Any = None,
     ) -> None:
         """``prefetch``: unacknowledged deliveries, twice the concurrency unless given. ``drain``: end when work queue
         and ladder are empty. ``grace``: how long handlers may go on after :meth:`stop`. ``park_timeout``: deadline
-        for parking before the broker's own way is taken. ``worker``: this consumer's name in histories.
+        for parking before the broker's own way is taken. ``worker``: this consumer's name in histories. ``classify``:
+        what kind of failure exceptions of other people's classes are, for instance ``{ValueError: Permanent}``, the
+        most specific class first; ``payload_type``: what payloads have to be, for instance a pydantic model. Both go
+        before what :func:`handler` says.
         """
+        options = options_of(handler)
+        classes = dict(options.classify) | dict(classify or {})
+        payload_type = options.payload_type if payload_type is None else payload_type
         if concurrency < 1:
             raise ConfigurationError(f"concurrency: {concurrency} is below 1")
         prefetch = 2 * concurrency if prefetch is None else prefetch
@@ -87,7 +97,9 @@ class Consumer:
         )
         self._stopping = asyncio.Event()
         self._hurry = asyncio.Event()
-        self._processor = Processor(topology, handler, self._settler, self._index, self._stopping.is_set)
+        self._processor = Processor(
+            topology, handler, self._settler, self._index, self._stopping.is_set, classes, payload_type
+        )
         self._workers = Workers(concurrency, self._processor.process)
         self._begun = False
 

@@ -6,11 +6,13 @@ from typing import assert_never
 
 from rabbitdlq import names
 from rabbitdlq.consumer.attempt import Completed, Failed, Interrupted, Result
+from rabbitdlq.consumer.payload import InvalidPayload
+from rabbitdlq.errors import Drop, Permanent
 from rabbitdlq.failure import Failure
 from rabbitdlq.message import Message, Undecodable
 from rabbitdlq.topology import Rung, Topology
 
-__all__ = ["Outcome", "Park", "Released", "Retry", "Succeeded", "decide", "undecodable"]
+__all__ = ["Dropped", "Outcome", "Park", "Released", "Retry", "Succeeded", "decide", "unreadable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,15 @@ class Park:
 
 
 @dataclass(frozen=True, slots=True)
+class Dropped:
+    """Acknowledge, and say in the journal why: the handler said that nobody needs it."""
+
+    failure: Failure
+    duration_ms: float
+    name = "dropped"
+
+
+@dataclass(frozen=True, slots=True)
 class Released:
     """Back into the work queue, with no attempt spent."""
 
@@ -51,7 +62,7 @@ class Released:
     name = "released"
 
 
-Outcome = Succeeded | Retry | Park | Released
+Outcome = Succeeded | Retry | Park | Dropped | Released
 
 
 def decide(topology: Topology, message: Message, result: Result) -> Outcome:
@@ -61,16 +72,19 @@ def decide(topology: Topology, message: Message, result: Result) -> Outcome:
             return Succeeded(duration_ms)
         case Interrupted(duration_ms):
             return Released(duration_ms)
-        case Failed(failure, permanent, at, duration_ms):
-            if permanent:
+        case Failed(failure, rule, at, duration_ms):
+            if rule.kind is Drop:
+                return Dropped(failure, duration_ms)
+            if rule.kind is Permanent:
                 return Park(failure, at, names.PERMANENT, duration_ms)
-            if message.attempt >= topology.max_attempts:
+            if message.attempt >= min(topology.max_attempts, rule.max_attempts or topology.max_attempts):
                 return Park(failure, at, names.EXHAUSTED, duration_ms)
             return Retry(failure, at, topology.rungs[message.attempt - 1], duration_ms)
         case _:
             assert_never(result)
 
 
-def undecodable(error: Undecodable) -> Park:
-    """A body that is not what it says will not be so the next time either."""
-    return Park(Failure.of(error), datetime.now(UTC), names.UNDECODABLE, 0.0)
+def unreadable(error: Undecodable | InvalidPayload) -> Park:
+    """A body that is not what it says, or not what the handler takes, will not be so the next time either."""
+    reason = names.INVALID if isinstance(error, InvalidPayload) else names.UNDECODABLE
+    return Park(Failure.of(error), datetime.now(UTC), reason, 0.0)

@@ -9,11 +9,13 @@ import structlog
 
 from rabbitdlq.broker import Delivery, cancelled_by_us
 from rabbitdlq.consumer.attempt import Attempt, Handler
-from rabbitdlq.consumer.outcome import Outcome, Park, Released, Retry, Succeeded, decide, undecodable
+from rabbitdlq.consumer.classify import Classes, Classifier
+from rabbitdlq.consumer.outcome import Dropped, Outcome, Park, Released, Retry, Succeeded, decide, unreadable
+from rabbitdlq.consumer.payload import InvalidPayload, PayloadReader
 from rabbitdlq.consumer.settle import Settlement, Settler
 from rabbitdlq.deaths import Arrival, Death, arrival, deaths_of
 from rabbitdlq.journal import HistoryIndex
-from rabbitdlq.message import Message, Undecodable, decode_payload, message_of
+from rabbitdlq.message import Message, Undecodable, message_of
 from rabbitdlq.topology import Topology
 from rabbitdlq.wire import Properties, WireError
 
@@ -34,6 +36,8 @@ class ConsumerSummary:
     retried: int = 0
     parked: int = 0
     released: int = 0
+    #: the handler said that nobody needs them
+    dropped: int = 0
     #: could not be parked: the broker retries them, or parks them bare
     left_to_broker: int = 0
     #: settled after the line was lost: the broker delivers them again
@@ -50,10 +54,13 @@ class Processor:
         settler: Settler,
         index: HistoryIndex,
         stopping: Callable[[], bool],
+        classes: Classes | None = None,
+        payload_type: Any = None,
     ) -> None:
         self._topology = topology
+        self._reader = PayloadReader(payload_type)
         self._return_exchange = topology.return_exchange
-        self._attempt = Attempt(handler)
+        self._attempt = Attempt(handler, Classifier(classes))
         self._settler = settler
         self._index = index
         self._stopping = stopping
@@ -72,10 +79,10 @@ class Processor:
             if self._stopping():
                 self.release(delivery)
                 return
-            message, unreadable = self._open(delivery)
+            message, problem = self._open(delivery)
             # in the worker's own context, where the next message takes their place
             structlog.contextvars.bind_contextvars(message_id=message.id, queue=message.queue, attempt=message.attempt)
-            outcome = await self._run(message) if unreadable is None else undecodable(unreadable)
+            outcome = await self._run(message) if problem is None else unreadable(problem)
             settlement = await self._settler.settle(delivery, message, outcome)
             self._count(outcome, settlement)
             self._tell(message, outcome, settlement)
@@ -112,22 +119,22 @@ class Processor:
                 task.uncancel()
         return decide(self._topology, message, result)
 
-    def _open(self, delivery: Delivery) -> tuple[Message, Undecodable | None]:
+    def _open(self, delivery: Delivery) -> tuple[Message, Undecodable | InvalidPayload | None]:
         try:
             properties = delivery.properties()
         except WireError as error:
             raise WireError(f"delivery {delivery.tag} of {self._topology.name!r}: {error}") from error
         way = self._way(delivery, properties)
-        payload, unreadable = None, None
+        payload, problem = None, None
         try:
-            payload = decode_payload(delivery.body, properties)
-        except Undecodable as error:
-            unreadable = error
+            payload = self._reader.read(delivery.body, properties)
+        except (Undecodable, InvalidPayload) as error:
+            problem = error
         message = message_of(self._topology, delivery.body, properties, way, way.failures, payload)
         if way.counted > way.failures:
             failures = self._failures_of_odd_arrival(message, way.failures, way.counted)
             message = replace(message, attempt=failures + 1)
-        return message, unreadable
+        return message, problem
 
     def _way(self, delivery: Delivery, properties: Properties) -> Arrival:
         """How it came; the same for many messages."""
@@ -175,6 +182,8 @@ class Processor:
                 self.summary.retried += 1
             case Park():
                 self.summary.parked += 1
+            case Dropped():
+                self.summary.dropped += 1
             case Released():
                 self.summary.released += 1
 

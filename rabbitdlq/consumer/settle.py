@@ -9,7 +9,7 @@ import structlog
 
 from rabbitdlq import journal
 from rabbitdlq.broker import Delivery, Outgoing, PublishLink
-from rabbitdlq.consumer.outcome import Outcome, Park, Released, Retry, Succeeded
+from rabbitdlq.consumer.outcome import Dropped, Outcome, Park, Released, Retry, Succeeded
 from rabbitdlq.dead_letter import AttemptRecord
 from rabbitdlq.deaths import deaths_of
 from rabbitdlq.errors import BrokerError, BrokerUnavailable, PublishUnconfirmed
@@ -70,6 +70,8 @@ class Settler:
                 return await self._retry(delivery, message, outcome)
             case Park():
                 return await self._park(delivery, message, outcome)
+            case Dropped():
+                return await self._drop(delivery, message, outcome)
             case Released():
                 return _done(delivery.nack(requeue=True))
             case _:
@@ -144,6 +146,24 @@ class Settler:
         await self._writer.append(
             journal.parked(message, outcome.reason, outcome.failure, self._worker, parking.park_id)
         )
+        return _done(settled)
+
+    async def _drop(self, delivery: Delivery, message: Message, outcome: Dropped) -> Settlement:
+        if delivery.gone:
+            return _too_late(message)
+        # before the ack: what is gone afterwards has to be told of somewhere
+        told = await self._writer.append(journal.dropped(message, outcome.failure, self._worker, outcome.duration_ms))
+        settled = delivery.ack()
+        if settled:
+            self._index.forget(message.id, message.lap, datetime.now(UTC))
+            log.warning(
+                "message_dropped",
+                message_id=message.id,
+                queue=message.queue,
+                attempt=message.attempt,
+                reason=shorten(outcome.failure.message, 300),
+                journaled=told,
+            )
         return _done(settled)
 
     async def _publish_park(self, message: Message, parking: Parking) -> BrokerError | None:

@@ -19,6 +19,7 @@ __all__ = [
     "Entry",
     "JournalEvent",
     "attempt_record",
+    "dropped",
     "failed",
     "marker",
     "operated",
@@ -161,6 +162,21 @@ def parked(message: Message, reason: str, failure: Failure, worker: str, park_id
             "fingerprint": failure.fingerprint,
             "reason": reason,
             "park_id": park_id,
+        },
+    )
+
+
+def dropped(message: Message, failure: Failure, worker: str, duration_ms: float) -> Entry:
+    """A handler said that nobody needs the message; it is gone after this."""
+    return _of_attempt(
+        names.DROPPED,
+        message,
+        worker,
+        datetime.now(UTC),
+        {
+            "error_type": shorten(failure.type, 200),
+            "reason": shorten(failure.message, 1_000),
+            "duration_ms": round(duration_ms, 3),
         },
     )
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from rabbitdlq.consumer.attempt import Attempt, Completed, Failed, Handler, Interrupted, Result, is_async
+from rabbitdlq.consumer.classify import Classifier
 from rabbitdlq.deaths import Arrival
-from rabbitdlq.errors import ConfigurationError, Permanent
+from rabbitdlq.errors import ConfigurationError, Permanent, Transient
 from rabbitdlq.message import Message, message_of
 from rabbitdlq.topology import Topology
 from rabbitdlq.wire import Properties
@@ -22,7 +23,7 @@ MESSAGE = message_of(
 
 
 async def run(handler: Handler) -> Result:
-    return await asyncio.wait_for(Attempt(handler).run(MESSAGE), 10)
+    return await asyncio.wait_for(Attempt(handler, Classifier()).run(MESSAGE), 10)
 
 
 async def succeed(message: Message) -> str:
@@ -82,7 +83,7 @@ class TestReturns:
         result = await run(plain(handler))
 
         assert isinstance(result, Failed)
-        assert (result.permanent, result.failure.message) == (True, "no")
+        assert (result.rule.kind, result.failure.message) == (Permanent, "no")
 
     async def test_a_generator_has_not_run_and_is_a_failure(self) -> None:
         def generator(_: Message) -> Iterator[int]:
@@ -122,7 +123,7 @@ class TestRaises:
         result = await run(in_loop if kind == "async" else in_thread)
 
         assert isinstance(result, Failed)
-        assert result.permanent is False
+        assert result.rule.kind is Transient
         assert result.at.tzinfo is not None
 
     @pytest.mark.parametrize("kind", ["async", "thread"])
@@ -150,7 +151,7 @@ class TestRaises:
         result = await run(handler)
 
         assert isinstance(result, Failed)
-        assert result.permanent
+        assert result.rule.kind is Permanent
 
     async def test_a_cancellation_of_the_handlers_own_making_is_a_failure(self) -> None:
         async def handler(_: Message) -> None:
@@ -182,7 +183,7 @@ class TestInterruption:
         assert isinstance(result, Interrupted)
 
     async def interrupted(self, handler: Handler, begun: Awaitable[Any]) -> Result:
-        task = asyncio.create_task(Attempt(handler).run(MESSAGE))
+        task = asyncio.create_task(Attempt(handler, Classifier()).run(MESSAGE))
         await asyncio.wait_for(begun, 10)
         task.cancel()
         return await asyncio.wait_for(task, 10)

@@ -7,8 +7,11 @@ import pytest
 
 from rabbitdlq import names
 from rabbitdlq.consumer.attempt import Completed, Failed, Interrupted
-from rabbitdlq.consumer.outcome import Park, Released, Retry, Succeeded, decide, undecodable
+from rabbitdlq.consumer.classify import Kind, Rule
+from rabbitdlq.consumer.outcome import Dropped, Park, Released, Retry, Succeeded, decide, unreadable
+from rabbitdlq.consumer.payload import InvalidPayload
 from rabbitdlq.deaths import Arrival
+from rabbitdlq.errors import Drop, External, Permanent, Transient
 from rabbitdlq.failure import Failure
 from rabbitdlq.message import Message, Undecodable, message_of
 from rabbitdlq.topology import Topology
@@ -24,8 +27,8 @@ def message(attempt: int) -> Message:
     return message_of(ORDERS, b"{}", Properties(message_id="17"), way, failures=attempt - 1)
 
 
-def failed(*, permanent: bool = False) -> Failed:
-    return Failed(FAILURE, permanent, AT, 5.0)
+def failed(kind: Kind = Transient, max_attempts: int | None = None) -> Failed:
+    return Failed(FAILURE, Rule(kind, max_attempts), AT, 5.0)
 
 
 @pytest.mark.parametrize("attempt", [1, 2, 3])
@@ -33,9 +36,23 @@ def test_a_handler_that_returned_has_succeeded(attempt: int) -> None:
     assert decide(ORDERS, message(attempt), Completed(5.0)) == Succeeded(5.0)
 
 
+@pytest.mark.parametrize("attempt", [1, 3])
+def test_what_the_handler_drops_is_dropped_at_any_attempt(attempt: int) -> None:
+    assert decide(ORDERS, message(attempt), failed(Drop)) == Dropped(FAILURE, 5.0)
+
+
+@pytest.mark.parametrize(("attempt", "most"), [(1, 1), (2, 2), (3, 2), (3, 9)])
+def test_a_class_of_errors_may_have_fewer_attempts_and_never_more(attempt: int, most: int) -> None:
+    assert decide(ORDERS, message(attempt), failed(External, most)) == Park(FAILURE, AT, names.EXHAUSTED, 5.0)
+    if attempt > 1:
+        earlier = decide(ORDERS, message(1), failed(External, most))
+        assert earlier == Retry(FAILURE, AT, ORDERS.rungs[0], 5.0)
+
+
+@pytest.mark.parametrize("kind", [Transient, External])
 @pytest.mark.parametrize(("attempt", "rung"), [(1, 0), (2, 1)])
-def test_a_failure_with_attempts_left_waits_on_the_next_rung(attempt: int, rung: int) -> None:
-    assert decide(ORDERS, message(attempt), failed()) == Retry(FAILURE, AT, ORDERS.rungs[rung], 5.0)
+def test_a_failure_with_attempts_left_waits_on_the_next_rung(attempt: int, rung: int, kind: Kind) -> None:
+    assert decide(ORDERS, message(attempt), failed(kind)) == Retry(FAILURE, AT, ORDERS.rungs[rung], 5.0)
 
 
 @pytest.mark.parametrize("attempt", [3, 4, 99])
@@ -45,7 +62,7 @@ def test_a_failure_without_attempts_left_is_parked(attempt: int) -> None:
 
 @pytest.mark.parametrize("attempt", [1, 2, 3])
 def test_a_permanent_failure_is_parked_at_once(attempt: int) -> None:
-    assert decide(ORDERS, message(attempt), failed(permanent=True)) == Park(FAILURE, AT, names.PERMANENT, 5.0)
+    assert decide(ORDERS, message(attempt), failed(Permanent)) == Park(FAILURE, AT, names.PERMANENT, 5.0)
 
 
 def test_the_ladder_of_the_topology_counts_not_the_one_the_message_was_opened_with() -> None:
@@ -61,8 +78,14 @@ def test_an_interrupted_handler_gives_the_message_back_with_no_attempt_spent(att
 
 def test_a_body_that_cannot_be_read_is_parked_without_a_retry() -> None:
     """C17: it will be no better the next time."""
-    outcome = undecodable(Undecodable("body of 5 bytes is not valid application/json: x"))
+    outcome = unreadable(Undecodable("body of 5 bytes is not valid application/json: x"))
 
     assert outcome.reason == names.UNDECODABLE
     assert outcome.failure.message.startswith("body of 5 bytes")
     assert outcome.at.tzinfo is not None
+
+
+def test_a_payload_of_another_type_is_parked_without_a_retry() -> None:
+    outcome = unreadable(InvalidPayload("not a valid Order: total: Field required"))
+
+    assert (outcome.reason, outcome.failure.message) == (names.INVALID, "not a valid Order: total: Field required")

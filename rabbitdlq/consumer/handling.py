@@ -1,0 +1,42 @@
+"""What a handler says of itself, so that the command line knows it too: ``@handler(classify=..., ...)``."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from rabbitdlq.consumer.classify import Classes, Kind, Rule
+
+__all__ = ["HandlerOptions", "handler", "options_of"]
+
+T = TypeVar("T", bound=Callable[..., Any])
+_ATTRIBUTE = "__rabbitdlq_options__"
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerOptions:
+    """What goes with a handler, whoever runs it."""
+
+    classify: Mapping[type[BaseException], Kind | Rule] = field(default_factory=dict)
+    payload_type: Any = None
+
+
+def handler(*, classify: Classes | None = None, payload_type: Any = None) -> Callable[[T], T]:
+    """Mark a handler with what :class:`Consumer` takes as its arguments of the same names.
+
+    ::
+
+        @handler(classify={httpx.HTTPStatusError: External, KeyError: Permanent}, payload_type=Order)
+        async def handle(message: Message) -> None: ...
+    """
+
+    def mark(function: T) -> T:
+        setattr(function, _ATTRIBUTE, HandlerOptions(dict(classify or {}), payload_type))
+        return function
+
+    return mark
+
+
+def options_of(function: Callable[..., Any]) -> HandlerOptions:
+    """What the handler says of itself; nothing where it is not marked."""
+    found = getattr(function, _ATTRIBUTE, None)
+    return found if isinstance(found, HandlerOptions) else HandlerOptions()
