@@ -69,6 +69,8 @@ PERMANENT = "permanent"
 UNDECODABLE = "undecodable"
 #: the payload is not of the handler's type
 INVALID = "invalid"
+#: the last attempt took too long
+TIMEOUT = "timeout"
 PUSHED = "pushed"
 #: deaths that the broker's own routes brought here, by its own words
 BROKER_REASONS = {

@@ -39,6 +39,12 @@ def consume(
     processes: Annotated[
         int, typer.Option(min=1, help="Processes, each with that concurrency; one that dies is restarted.")
     ] = 1,
+    soft_timeout: Annotated[
+        str | None, typer.Option(metavar="TIME", help="A handler that takes longer is cancelled; 10m.")
+    ] = None,
+    hard_timeout: Annotated[
+        str | None, typer.Option(metavar="TIME", help="One that goes on all the same is given up; 15m.")
+    ] = None,
     grace: Annotated[str, typer.Option(help="How long handlers may go on after SIGTERM or Ctrl-C.")] = "30s",
     log_format: Annotated[
         str, typer.Option(envvar="RABBITDLQ_LOG_FORMAT", help="console, json, or auto: console on a terminal.")
@@ -57,10 +63,14 @@ def consume(
     options = options_of(context)
     options.check_writable("consume")
     topology, grace_time = options.topology(queue), _duration("--grace", grace)
+    soft = None if soft_timeout is None else _duration("--soft-timeout", soft_timeout)
+    hard = None if hard_timeout is None else _duration("--hard-timeout", hard_timeout)
     if processes > 1:
         words = ["consume", queue, "--handler", handler, "--concurrency", str(concurrency), "--grace", grace]
         words += ["--log-format", log_format, "--log-level", log_level]
         words += [] if prefetch is None else ["--prefetch", str(prefetch)]
+        words += [] if soft_timeout is None else ["--soft-timeout", soft_timeout]
+        words += [] if hard_timeout is None else ["--hard-timeout", hard_timeout]
         words += ["--drain"] if drain else []
         _supervise(options, words, processes, drain)
         return
@@ -74,6 +84,8 @@ def consume(
             prefetch=prefetch,
             drain=drain,
             grace=grace_time,
+            soft_timeout=soft,
+            hard_timeout=hard,
         )
         if link.supervised:
             run(link.run(consumer))  # the supervisor tells the numbers of all

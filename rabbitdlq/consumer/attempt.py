@@ -36,6 +36,8 @@ class Failed:
     rule: Rule
     at: datetime
     duration_ms: float
+    #: it took too long
+    timed_out: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,8 @@ class Attempt:
         """Raises :class:`ConfigurationError` for a handler that cannot be called."""
         self._handler = handler
         self._classifier = classifier
-        self._is_async = is_async(handler)
+        #: whether it can be cancelled
+        self.is_async = is_async(handler)
 
     async def run(self, message: Message) -> Result:
         """Run the handler once and say how that went. Nothing it raises gets past here.
@@ -71,7 +74,7 @@ class Attempt:
         """
         started = time.perf_counter()
         try:
-            if self._is_async:
+            if self.is_async:
                 await self._handler(message)
             else:
                 await _call_in_thread(self._handler, message)

@@ -14,8 +14,10 @@ import structlog
 from rabbitdlq.broker import PublishLink
 from rabbitdlq.consumer.attempt import Handler
 from rabbitdlq.consumer.classify import Classes
+from rabbitdlq.consumer.deadlines import BROKERS_TIMEOUT
 from rabbitdlq.consumer.handling import options_of
 from rabbitdlq.consumer.processor import ConsumerSummary, Processor
+from rabbitdlq.consumer.pulse import Pulse
 from rabbitdlq.consumer.session import Session
 from rabbitdlq.consumer.settle import PARK_TIMEOUT, Settler
 from rabbitdlq.consumer.workers import Workers
@@ -64,17 +66,21 @@ class Consumer:
         worker: str | None = None,
         classify: Classes | None = None,
         payload_type: Any = None,
+        soft_timeout: timedelta | None = None,
+        hard_timeout: timedelta | None = None,
     ) -> None:
         """``prefetch``: unacknowledged deliveries, twice the concurrency unless given. ``drain``: end when work queue
         and ladder are empty. ``grace``: how long handlers may go on after :meth:`stop`. ``park_timeout``: deadline
         for parking before the broker's own way is taken. ``worker``: this consumer's name in histories. ``classify``:
         what kind of failure exceptions of other people's classes are, for instance ``{ValueError: Permanent}``, the
-        most specific class first; ``payload_type``: what payloads have to be, for instance a pydantic model. Both go
-        before what :func:`handler` says.
+        most specific class first; ``payload_type``: what payloads have to be, for instance a pydantic model.
+        ``soft_timeout``: a handler that takes longer is cancelled, 10 minutes unless given; ``hard_timeout``: one that
+        goes on all the same is given up, 15 minutes. These four go before what :func:`handler` says.
         """
         options = options_of(handler)
         classes = dict(options.classify) | dict(classify or {})
         payload_type = options.payload_type if payload_type is None else payload_type
+        timeouts = options.timeouts(soft_timeout, hard_timeout)
         if concurrency < 1:
             raise ConfigurationError(f"concurrency: {concurrency} is below 1")
         prefetch = 2 * concurrency if prefetch is None else prefetch
@@ -98,9 +104,18 @@ class Consumer:
         self._stopping = asyncio.Event()
         self._hurry = asyncio.Event()
         self._processor = Processor(
-            topology, handler, self._settler, self._index, self._stopping.is_set, classes, payload_type
+            topology,
+            handler,
+            self._settler,
+            self._index,
+            self._stopping.is_set,
+            classes,
+            payload_type,
+            timeouts,
         )
+        self._timeouts = timeouts
         self._workers = Workers(concurrency, self._processor.process)
+        self._processor.on_abandoned = self._workers.abandon
         self._begun = False
 
     @property
@@ -124,16 +139,36 @@ class Consumer:
         if self._begun:
             raise ConfigurationError("a Consumer runs once; make another for the next run")
         self._begun = True
+        if self._timeouts.hard > BROKERS_TIMEOUT:
+            log.warning(
+                "timeout_above_brokers",
+                queue=self.topology.name,
+                hard_timeout_s=self._timeouts.hard.total_seconds(),
+                broker_s=BROKERS_TIMEOUT.total_seconds(),
+                consequence="unless its consumer_timeout is set higher, the broker takes messages away from handlers "
+                "that are still at work, and delivers them again",
+            )
         self._workers.start()
+        pulse = Pulse(self.topology.name, self._timeouts.look_every)
+        watching = asyncio.create_task(self._watch(pulse))
+        pulse.start()
         try:
             await self._sessions()
         finally:
+            pulse.stop()
+            watching.cancel()
             deaf = await self._workers.end(self._settle_time.total_seconds())
             if deaf:  # a handler that swallows its cancellation must not keep the process from ending
                 log.error("handlers_abandoned", queue=self.topology.name, count=deaf)
             await self._link.close()
             await self._journal_link.close()
         return self.summary
+
+    async def _watch(self, pulse: Pulse) -> None:
+        while True:
+            await asyncio.sleep(self._timeouts.look_every)
+            pulse.beat()
+            self._processor.look_at_the_clock()
 
     # --- sessions
 

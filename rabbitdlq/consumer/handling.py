@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, TypeVar
 
 from rabbitdlq.consumer.classify import Classes, Kind, Rule
+from rabbitdlq.consumer.deadlines import HARD_TIMEOUT, SOFT_TIMEOUT, Timeouts
 
 __all__ = ["HandlerOptions", "handler", "options_of"]
 
@@ -18,9 +20,28 @@ class HandlerOptions:
 
     classify: Mapping[type[BaseException], Kind | Rule] = field(default_factory=dict)
     payload_type: Any = None
+    soft_timeout: timedelta | None = None
+    hard_timeout: timedelta | None = None
+
+    def timeouts(self, soft: timedelta | None, hard: timedelta | None) -> Timeouts:
+        """Those given, else the handler's own, else the usual ones, of which the one fits itself to the other.
+
+        Raises :class:`ConfigurationError` for what makes no sense.
+        """
+        soft = self.soft_timeout if soft is None else soft
+        hard = self.hard_timeout if hard is None else hard
+        if soft is None:
+            soft = SOFT_TIMEOUT if hard is None else min(SOFT_TIMEOUT, hard)
+        return Timeouts(soft, max(HARD_TIMEOUT, soft) if hard is None else hard)
 
 
-def handler(*, classify: Classes | None = None, payload_type: Any = None) -> Callable[[T], T]:
+def handler(
+    *,
+    classify: Classes | None = None,
+    payload_type: Any = None,
+    soft_timeout: timedelta | None = None,
+    hard_timeout: timedelta | None = None,
+) -> Callable[[T], T]:
     """Mark a handler with what :class:`Consumer` takes as its arguments of the same names.
 
     ::
@@ -30,7 +51,7 @@ def handler(*, classify: Classes | None = None, payload_type: Any = None) -> Cal
     """
 
     def mark(function: T) -> T:
-        setattr(function, _ATTRIBUTE, HandlerOptions(dict(classify or {}), payload_type))
+        setattr(function, _ATTRIBUTE, HandlerOptions(dict(classify or {}), payload_type, soft_timeout, hard_timeout))
         return function
 
     return mark

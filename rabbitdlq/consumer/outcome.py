@@ -72,13 +72,13 @@ def decide(topology: Topology, message: Message, result: Result) -> Outcome:
             return Succeeded(duration_ms)
         case Interrupted(duration_ms):
             return Released(duration_ms)
-        case Failed(failure, rule, at, duration_ms):
+        case Failed(failure, rule, at, duration_ms, timed_out):
             if rule.kind is Drop:
                 return Dropped(failure, duration_ms)
             if rule.kind is Permanent:
                 return Park(failure, at, names.PERMANENT, duration_ms)
             if message.attempt >= min(topology.max_attempts, rule.max_attempts or topology.max_attempts):
-                return Park(failure, at, names.EXHAUSTED, duration_ms)
+                return Park(failure, at, names.TIMEOUT if timed_out else names.EXHAUSTED, duration_ms)
             return Retry(failure, at, topology.rungs[message.attempt - 1], duration_ms)
         case _:
             assert_never(result)

@@ -3,17 +3,21 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from time import perf_counter
 from typing import Any
 
 import structlog
 
 from rabbitdlq.broker import Delivery, cancelled_by_us
-from rabbitdlq.consumer.attempt import Attempt, Handler
-from rabbitdlq.consumer.classify import Classes, Classifier
+from rabbitdlq.consumer.attempt import Attempt, Failed, Handler, Interrupted, Result
+from rabbitdlq.consumer.classify import Classes, Classifier, Rule
+from rabbitdlq.consumer.deadlines import Running, Timeouts
 from rabbitdlq.consumer.outcome import Dropped, Outcome, Park, Released, Retry, Succeeded, decide, unreadable
 from rabbitdlq.consumer.payload import InvalidPayload, PayloadReader
 from rabbitdlq.consumer.settle import Settlement, Settler
 from rabbitdlq.deaths import Arrival, Death, arrival, deaths_of
+from rabbitdlq.errors import Transient
 from rabbitdlq.journal import HistoryIndex
 from rabbitdlq.message import Message, Undecodable, message_of
 from rabbitdlq.topology import Topology
@@ -56,8 +60,12 @@ class Processor:
         stopping: Callable[[], bool],
         classes: Classes | None = None,
         payload_type: Any = None,
+        timeouts: Timeouts | None = None,
     ) -> None:
         self._topology = topology
+        self._timeouts = timeouts or Timeouts()
+        #: is given the task of a handler that nobody waits for any longer, and the one that settles its message instead
+        self.on_abandoned: Callable[[asyncio.Task[Any], asyncio.Task[Any]], None] = lambda *_: None
         self._reader = PayloadReader(payload_type)
         self._return_exchange = topology.return_exchange
         self._attempt = Attempt(handler, Classifier(classes))
@@ -67,7 +75,7 @@ class Processor:
         #: bound at the first line: most of what one that is not shown costs is finding out that it is not
         self._log: structlog.stdlib.BoundLogger | None = None
         self._ways: dict[tuple[str, str, tuple[Death, ...]], Arrival] = {}
-        self._in_handler: set[asyncio.Task[Any]] = set()
+        self._running: dict[asyncio.Task[Any], Running] = {}
         self.summary = ConsumerSummary()
 
     async def process(self, delivery: Delivery) -> None:
@@ -82,7 +90,9 @@ class Processor:
             message, problem = self._open(delivery)
             # in the worker's own context, where the next message takes their place
             structlog.contextvars.bind_contextvars(message_id=message.id, queue=message.queue, attempt=message.attempt)
-            outcome = await self._run(message) if problem is None else unreadable(problem)
+            outcome = await self._run(message, delivery) if problem is None else unreadable(problem)
+            if outcome is None:
+                return  # its message was settled without it
             settlement = await self._settler.settle(delivery, message, outcome)
             self._count(outcome, settlement)
             self._tell(message, outcome, settlement)
@@ -103,21 +113,84 @@ class Processor:
 
     def interrupt(self) -> int:
         """Cancel the handlers that run, and nothing that is being settled; gives their number."""
-        for task in self._in_handler:
+        for task in self._running:
             task.cancel()
-        return len(self._in_handler)
+        return len(self._running)
 
-    async def _run(self, message: Message) -> Outcome:
+    async def _run(self, message: Message, delivery: Delivery) -> Outcome | None:
+        """The outcome; None where the handler ended after it had been given up."""
         task = asyncio.current_task()
         assert task is not None
-        self._in_handler.add(task)
+        running = self._running[task] = Running(task, delivery, message, perf_counter())
         try:
             result = await self._attempt.run(message)
         finally:
-            self._in_handler.discard(task)
+            self._running.pop(task, None)
             while task.cancelling():  # the interruption was the handler's; settling goes on
                 task.uncancel()
+        if running.given_up:
+            took = round(perf_counter() - running.began, 1)
+            log.warning("handler_ended_late", message_id=message.id, queue=message.queue, duration_s=took)
+            return None
+        if running.cancelled:
+            result = self._timed_out(running, result)
         return decide(self._topology, message, result)
+
+    # --- handlers that take too long
+
+    def look_at_the_clock(self) -> None:
+        """Cancel handlers that have run into the soft timeout, give up those that have run into the hard one."""
+        now = perf_counter()
+        soft, hard = self._timeouts.soft.total_seconds(), self._timeouts.hard.total_seconds()
+        for running in list(self._running.values()):
+            took = now - running.began
+            # a plain function cannot be cancelled, only be left alone
+            if took >= (soft if self._attempt.is_async else hard) and not running.cancelled:
+                running.cancelled, running.told = True, running.failure(self._limit())
+                running.task.cancel()
+            elif took >= hard + self._timeouts.look_every and running.cancelled:
+                self._give_up(running)
+
+    def _limit(self) -> timedelta:
+        return self._timeouts.soft if self._attempt.is_async else self._timeouts.hard
+
+    def _timed_out(self, running: Running, result: Result) -> Result:
+        """A handler that succeeds all the same has succeeded; what another raised while it cleaned up is told."""
+        match result:
+            case Interrupted(duration_ms):
+                assert running.told is not None
+                return Failed(running.told, Rule(Transient), datetime.now(UTC), duration_ms, timed_out=True)
+            case Failed():
+                return replace(result, timed_out=True)
+            case _:
+                return result
+
+    def _give_up(self, running: Running) -> None:
+        """Settle its message without it: it does not listen. Somebody else takes its place."""
+        running.given_up = True
+        del self._running[running.task]
+        message, took = running.message, (perf_counter() - running.began) * 1000
+        log.error(
+            "handler_abandoned",
+            message_id=message.id,
+            queue=message.queue,
+            attempt=message.attempt,
+            duration_s=round(took / 1000, 1),
+            consequence="it did not end when it was cancelled: the attempt has failed, and it is left to itself",
+        )
+        failed = Failed(running.failure(self._timeouts.hard), Rule(Transient), datetime.now(UTC), took, timed_out=True)
+        outcome = decide(self._topology, message, failed)
+        settling = asyncio.create_task(self._settle_without(running.delivery, message, outcome))
+        self.on_abandoned(running.task, settling)
+
+    async def _settle_without(self, delivery: Delivery, message: Message, outcome: Outcome) -> None:
+        try:
+            settlement = await self._settler.settle(delivery, message, outcome)
+            self._count(outcome, settlement)
+            self._tell(message, outcome, settlement)
+        except Exception:
+            delivery.nack(requeue=False)
+            log.exception("delivery_unsettled", queue=self._topology.name, delivery_tag=delivery.tag)
 
     def _open(self, delivery: Delivery) -> tuple[Message, Undecodable | InvalidPayload | None]:
         try:

@@ -5,6 +5,7 @@ import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable
 from time import perf_counter
+from typing import Any
 
 import structlog
 
@@ -34,6 +35,7 @@ class Workers:
         self._busy = 0
         self._ended = False
         self._tasks: list[asyncio.Task[None]] = []
+        self._abandoned: set[asyncio.Task[Any]] = set()
         #: set while nothing waits and nobody works
         self.idle = asyncio.Event()
         self.idle.set()
@@ -55,6 +57,16 @@ class Workers:
         self._waiting.clear()
         self._note_idle()
         return waiting
+
+    def abandon(self, task: asyncio.Task[Any], settling: asyncio.Task[Any]) -> None:
+        """Let another take the place of a task that does not come back from its work; ``settling`` ends that work."""
+        self._abandoned.add(task)
+        self._tasks.append(asyncio.create_task(self._run()))
+        settling.add_done_callback(lambda _: self._freed())
+
+    def _freed(self) -> None:
+        self._busy -= 1
+        self._note_idle()
 
     async def end(self, within: float) -> int:
         """Cancel them all; gives how many had not ended in that many seconds and are left to themselves."""
@@ -79,7 +91,7 @@ class Workers:
             self.idle.set()
 
     async def _run(self) -> None:
-        waiting = self._waiting
+        waiting, me = self._waiting, asyncio.current_task()
         turn_ends = perf_counter() + TURN
         while not self._ended:  # a handler may swallow the cancellation that ends its worker
             if not waiting:
@@ -98,8 +110,11 @@ class Workers:
                 with contextlib.suppress(Exception):
                     log.exception("worker_failed", delivery_tag=delivery.tag)
             finally:
-                self._busy -= 1
-                self._note_idle()
+                if me not in self._abandoned:
+                    self._freed()
+            if me in self._abandoned:
+                self._abandoned.discard(me)
+                return
             if perf_counter() > turn_ends:
                 await asyncio.sleep(0)
                 turn_ends = perf_counter() + TURN

@@ -13,6 +13,7 @@ import typer.main
 
 from rabbitdlq import names, parking
 from rabbitdlq.cli import app
+from rabbitdlq.consumer.handling import options_of
 from rabbitdlq.local_broker import BrokerAddress
 from rabbitdlq.settings import QueueSettings, load_topologies
 
@@ -123,6 +124,17 @@ def test_the_topology_of_the_readme_is_valid_and_drawn_as_shown(tmp_path: Path) 
         check=True,
     ).stdout
     assert drawn.strip() in README
+
+
+def test_the_handler_of_the_readme_says_what_goes_with_it() -> None:
+    (program,) = [block for block in blocks("python") if "@handler(" in block]
+    names_in_it: dict[str, Any] = {}
+
+    exec(program, names_in_it)
+
+    options = options_of(names_in_it["handle"])
+    assert set(options.classify) == {ConnectionError, LookupError, TimeoutError}
+    assert options.payload_type is names_in_it["Order"]
 
 
 @pytest.fixture
