@@ -45,11 +45,13 @@ NAME_BYTES = 1_020
 HISTORY_BYTES = 16_000
 ORIGINAL_BYTES = 8_000
 #: of a letter's own headers, what does not go back to work with it
-_LEFT_BEHIND = frozenset(name.encode() for name in (names.OURS - names.KEPT_ON_REPLAY) | {names.LAP, names.REPLAY_ID})
+_LEFT_BEHIND = frozenset(
+    name.encode() for name in (names.OURS - names.KEPT_ON_REPLAY) | {names.LAP, names.REPLAY_ID} | names.DELIVERY_COUNTS
+)
 #: what the broker would refuse or act on in a letter that is put back
 _NOT_AGAIN = names.ROUTING_HEADERS | {"expiration", "user_id", "reply_to"}
 #: what a queue adds to each delivery
-_COUNTS = names.BROKER_HEADERS - {"x-death"}
+_COUNTS = names.DELIVERY_COUNTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +225,8 @@ def replay_properties(letter: DeadLetter) -> Properties:
     }
     if letter.first_failed_at is not None:
         own[names.FIRST_FAILED_AT] = iso(letter.first_failed_at)
-    original = {**letter.original, **moved}
+    # how often it was looked at says nothing of the message
+    original = {**letter.original, **{name: moved[name] for name in moved if name not in names.DELIVERY_COUNTS}}
     text = _original_json(original, ORIGINAL_BYTES)
     if text:
         own[names.ORIGINAL] = text

@@ -137,8 +137,9 @@ class ConsumingChannel:
         prefetch: int,
         arguments: dict[str, Any] | None = None,
         channel: Channel | None = None,
+        consumer_tag: str | None = None,
     ) -> "ConsumingChannel":
-        """Open a channel (or take the given one) and consume.
+        """Open a channel (or take the given one) and consume; the broker names the consumer unless it has a name.
 
         Raises :class:`BrokerError` where that cannot be done; the channel is closed then, with what it may hold.
         """
@@ -148,15 +149,29 @@ class ConsumingChannel:
         channel.closing.add_done_callback(self._closed)
         self._frames.lift(self._number, self._take)
         try:
-            with translated(f"consuming {queue!r}"):
-                async with asyncio.timeout(CONNECT_TIMEOUT.total_seconds()):
-                    await channel.basic_qos(prefetch_count=prefetch)
-                    consumed = await channel.basic_consume(queue, _never_called, arguments=arguments)
+            await self.consume_more(queue, prefetch=prefetch, arguments=arguments, consumer_tag=consumer_tag)
         except BaseException:
             await self.close()
             raise
-        self._consumer_tag = str(consumed.consumer_tag)
         return self
+
+    async def consume_more(
+        self,
+        queue: str,
+        *,
+        prefetch: int,
+        arguments: dict[str, Any] | None = None,
+        consumer_tag: str | None = None,
+    ) -> None:
+        """Consume once more on the same channel, after :meth:`cancel`; raises :class:`BrokerError`."""
+        self._prefetch = prefetch
+        with translated(f"consuming {queue!r}"):
+            async with asyncio.timeout(CONNECT_TIMEOUT.total_seconds()):
+                await self._channel.basic_qos(prefetch_count=prefetch)
+                consumed = await self._channel.basic_consume(
+                    queue, _never_called, arguments=arguments, consumer_tag=consumer_tag
+                )
+        self._consumer_tag = str(consumed.consumer_tag)
 
     @property
     def is_closed(self) -> bool:

@@ -62,6 +62,9 @@ def replay(
     """
     options = options_of(context)
     chosen = _chosen("replay", selection, ids, everything, held, limit, resume)
+    _check_resume(
+        "replay", resume, held=held, limit=limit, dry_run=dry_run, to=to, to_exchange=to_exchange, canary=canary
+    )
     target = _target(to, to_exchange, to_routing_key)
     first = None if canary is None else Canary(canary, parse_wait("--wait", wait), parse_share(abort_above))
     watching = parse_wait("--wait", wait) if watch else None
@@ -97,6 +100,7 @@ def drop(
     """Delete dead letters, each when it is written to an archive file, from which it can be restored."""
     options = options_of(context)
     chosen = _chosen("drop", selection, ids, everything, held, limit, resume)
+    _check_resume("drop", resume, held=held, limit=limit, dry_run=dry_run)
     _drop(options, queue, chosen, _archive(queue, archive, no_archive), dry_run, resume, yes, as_json)
 
 
@@ -125,7 +129,8 @@ def _drop(
     *,
     whole: bool = False,
 ) -> None:
-    options.check_writable("dlq drop")
+    if not dry_run:
+        options.check_writable("dlq purge" if whole else "dlq drop")
     plan: ReplayPlan | None = None
     if resume is None and (dry_run or not yes):
         plan = run(_plan(options, queue, chosen))
@@ -142,7 +147,7 @@ def _drop(
     def work(manager: DLQManager, **common: object) -> Awaitable[RunReport]:
         if resume is not None:
             return manager.resume(resume, "drop", archive=archive, **common)  # type: ignore[arg-type]
-        if whole and archive is None:
+        if whole and archive is None and plan is None:
             return manager.purge(archive=None)
         return manager.drop(plan or chosen, archive=archive, **common)  # type: ignore[arg-type]
 
@@ -160,8 +165,8 @@ def _question(plan: ReplayPlan, queue: str, archive: Path | None) -> str:
 def move(
     context: typer.Context,
     queue: Queue,
-    to_queue: Annotated[str, typer.Option(metavar="NAME", help="A queue that exists.")],
     selection: Selection,
+    to_queue: Annotated[str | None, typer.Option(metavar="NAME", help="A queue that exists.")] = None,
     ids: Ids = None,
     everything: All = False,
     held: Held = False,
@@ -174,13 +179,17 @@ def move(
     """Put dead letters as they are into another queue, to keep them apart."""
     options = options_of(context)
     chosen = _chosen("move", selection, ids, everything, held, limit, resume)
+    _check_resume("move", resume, held=held, limit=limit, dry_run=dry_run, to_queue=to_queue)
     speed = parse_rate(rate)
-    if dry_run:
+    if to_queue is None and resume is None:
+        raise ConfigurationError("dlq move: say where to with --to-queue")
+    if dry_run and to_queue is not None:
         _show_plan(options, queue, chosen, Target.of_queue(to_queue), as_json)
         return
 
     def work(manager: DLQManager, **common: object) -> Awaitable[RunReport]:
-        if resume is not None:
+        if to_queue is None:
+            assert resume is not None
             return manager.resume(resume, "move", rate=speed, **common)  # type: ignore[arg-type]
         return manager.move(chosen, to_queue, rate=speed, **common)  # type: ignore[arg-type]
 
@@ -243,6 +252,15 @@ def _chosen(
     if (narrowed + everything + (resume is not None)) != 1:
         raise ConfigurationError(f"dlq {command}: name ids, select some, say --all, or go on with --resume")
     return changed(selection, ids=frozenset(ids or ()), held=held, limit=limit)
+
+
+def _check_resume(command: str, resume: str | None, **others: object) -> None:
+    """What a run that is gone on with has settled already, or what would be without effect, is refused."""
+    given = [f"--{name.replace('_', '-')}" for name, value in others.items() if value]
+    if resume is not None and given:
+        raise ConfigurationError(
+            f"dlq {command}: --resume goes on with that run as it was begun; leave {', '.join(given)} out"
+        )
 
 
 def _target(queue: str | None, exchange: str | None, key: str | None) -> Target | None:

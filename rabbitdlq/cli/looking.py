@@ -104,7 +104,7 @@ def list_letters(
 
     def make(letter: DeadLetter) -> tuple[str, ...]:
         if not as_json:
-            return render.row(shown, letter)
+            return render.row(shown, letter, topology.max_laps)
         value = letter.as_json() if columns is None else {column.name: column.json(letter) for column in shown}
         return (json.dumps(value, ensure_ascii=False),)
 
@@ -165,7 +165,7 @@ def show(
     if as_json:
         json_line(story.as_json())
     else:
-        display(render.story(story))
+        display(render.story(story, topology.max_laps))
     if not story.journal_read:
         say("the journal could not be read: attempts, laps and what operators did may be missing")
 

@@ -22,6 +22,8 @@ class Reporter:
         self._total = total
         self._began = self._said = time.monotonic()
         self._done = 0
+        #: those that were done before it began, by a run that is gone on with
+        self._first: int | None = None
         self._waited_from: float | None = None
         self._bar: Progress | None = None
         if sys.stderr.isatty():
@@ -39,8 +41,8 @@ class Reporter:
     def at(self, done: int, total: int | None = None) -> None:
         """So many are done, of so many."""
         now = time.monotonic()
-        if not self._done:
-            self._began = now  # what came before the first one says nothing of their speed
+        if self._first is None or done <= self._first:
+            self._first, self._began = done, now  # what came before says nothing of their speed
         self._done = done
         self._total = total if total is not None else self._total
         if self._bar is not None:
@@ -63,7 +65,7 @@ class Reporter:
                 say(f"{what}: {self._done:,} so far")
 
     def _rate(self, now: float) -> float:
-        return self._done / max(now - self._began, 0.001)
+        return (self._done - (self._first or 0)) / max(now - self._began, 0.001)
 
     def _line(self, now: float) -> str:
         """``replaying orders: 1,200 of 20,000, 240/s, 78 s left``."""
@@ -71,7 +73,7 @@ class Reporter:
         if self._total is None:
             return line
         rate = self._rate(now)
-        left = f", {(self._total - self._done) / rate:,.0f} s left" if self._done and rate else ""
+        left = f", {(self._total - self._done) / rate:,.0f} s left" if rate else ""
         return f"{line} of {self._total:,}, {rate:,.0f}/s{left}"
 
     def __enter__(self) -> Self:

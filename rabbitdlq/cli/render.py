@@ -53,9 +53,10 @@ def plain_table(*columns: str, whole: bool = False) -> Table:
     return shown
 
 
-def row(columns: Sequence[Column], dead: DeadLetter) -> tuple[str, ...]:
-    """One line of the list."""
-    return tuple(_cell(column, dead) for column in columns)
+def row(columns: Sequence[Column], dead: DeadLetter, max_laps: int) -> tuple[str, ...]:
+    """One line of the list; a letter of lap ``max_laps`` or a later one is held."""
+    held = " held" if dead.lap >= max_laps else ""
+    return tuple(_cell(column, dead) + (held if column.name == "lap" else "") for column in columns)
 
 
 def _cell(column: Column, dead: DeadLetter) -> str:
@@ -144,13 +145,13 @@ def summaries(found: Sequence[QueueSummary]) -> Table:
     return shown
 
 
-def story(told: Story) -> RenderableType:
+def story(told: Story, max_laps: int) -> RenderableType:
     """Everything about one dead letter, and what the journal knows of its message."""
     dead = told.letter
     facts = Table.grid(padding=(0, 2, 0, 0))
     facts.add_column(style="bold", no_wrap=True)
     facts.add_column(overflow="fold")  # a long word is shown to its end
-    for name, value in _facts(dead):
+    for name, value in _facts(dead, max_laps):
         facts.add_row(name, safe(value))
     parts: list[RenderableType] = [facts]
     if dead.history:
@@ -169,10 +170,12 @@ def _section(title: str, content: RenderableType) -> list[RenderableType]:
     return [safe(f"\n{title}", style="bold"), Padding(content, (0, 0, 0, 2))]
 
 
-def _facts(dead: DeadLetter) -> list[tuple[str, str]]:
+def _facts(dead: DeadLetter, max_laps: int) -> list[tuple[str, str]]:
     derived = " (derived: the publisher set none)" if dead.id_derived else ""
     attempts = f"{dead.attempts} of {dead.max_attempts}" if dead.max_attempts else str(dead.attempts)
     error = f"{dead.error.type}: {dead.error.message}" if dead.error else "(none recorded)"
+    held = ", held: it came back too often (max_laps), and goes by its id or with --held only"
+    held = held if dead.lap >= max_laps else ""
     # where it went on its way is the broker's book-keeping; --json has it
     moved = {name: value for name, value in dead.original.items() if not name.startswith("x-")}
     facts = [
@@ -182,7 +185,7 @@ def _facts(dead: DeadLetter) -> list[tuple[str, str]]:
         ("error", error),
         ("fingerprint", dead.error.fingerprint if dead.error else ""),
         ("attempts", attempts + (", history incomplete" if dead.history_partial else "")),
-        ("lap", str(dead.lap)),
+        ("lap", f"{dead.lap}{held}"),
         ("queue", dead.queue),
         ("published to", f"{dead.exchange or '(default exchange)'} with key {dead.routing_key!r}"),
         ("created", time_text(dead.created_at)),

@@ -34,7 +34,7 @@ def plan(made: ReplayPlan, target: Target | None, findings: Sequence[Finding]) -
     where = str(target) if target else ", ".join(f"{queue} ({count:,})" for queue, count in made.origins.items())
     rows = [
         ("letters", f"{made.count:,} of {made.found:,} ({made.selection.describe()}){copies}"),
-        ("to", where),
+        ("to", where if findings else ""),  # what is dropped goes nowhere
         ("held", f"{made.held:,} came back too often; --held takes them too" if made.held else ""),
         ("parked", f"{time_text(made.oldest)} to {time_text(made.newest)}" if made.oldest else ""),
         ("size", f"{made.total_bytes:,} bytes, the largest {made.largest_bytes:,}"),
@@ -56,8 +56,7 @@ def plan(made: ReplayPlan, target: Target | None, findings: Sequence[Finding]) -
 
 def lines(report: RunReport, queue: str) -> Iterator[str]:
     """What was done, in words."""
-    for id, why in report.errors:
-        yield plain(f"{id}: {why}" if id else why)
+    yield from _errors(report)
     words = [f"{_DONE[report.operation]} {report.done:,}", f"stayed {report.stayed:,}"]
     if report.before:
         words.append(f"{report.before:,} done before")
@@ -86,6 +85,13 @@ def lines(report: RunReport, queue: str) -> Iterator[str]:
         yield f"go on with: rabbitdlq dlq {report.operation} {queue} --resume {report.run}"
     if not report.journaled:
         yield "the journal could not be written: this run cannot be resumed"
+
+
+def _errors(report: RunReport) -> Iterator[str]:
+    for id, why in report.errors:
+        yield plain(f"{id}: {why}" if id else why)
+    if report.stayed > len(report.errors):
+        yield f"and {report.stayed - len(report.errors):,} more"
 
 
 def table(found: Sequence[RunInfo]) -> Table:

@@ -13,6 +13,8 @@ T = TypeVar("T")
 
 #: letters that are named in the journal together before they are sent: what a crash leaves in doubt
 BATCH = 200
+#: an event loop wakes up a millisecond late, which is several letters of a fast pace: so much is made up for
+CATCH_UP_SECONDS = 0.05
 
 
 class Pace:
@@ -21,7 +23,7 @@ class Pace:
     def __init__(self, rate: float | None, stop: asyncio.Event) -> None:
         self.rate = rate
         self._stop = stop
-        self._next = 0.0
+        self._next: float | None = None
 
     async def turn(self) -> bool:
         """Return when the next letter may go; False where the operation was stopped instead."""
@@ -30,7 +32,7 @@ class Pace:
         if self.rate is None:
             return True
         clock = asyncio.get_running_loop().time
-        self._next = max(self._next, clock())
+        self._next = clock() if self._next is None else max(self._next, clock() - CATCH_UP_SECONDS)
         while (left := self._next - clock()) > 0:
             try:
                 async with asyncio.timeout(left):
@@ -71,20 +73,26 @@ class Batches(Generic[T]):
     async def open(self, letters: AsyncIterator[T]) -> AsyncIterator[T]:
         """The letters, one by one, each when its turn has come; they are counted from 1 for :meth:`ended`."""
         gathered: list[T] = []
+        ahead: tuple[list[T], asyncio.Task[int]] | None = None
         async for letter in letters:
             gathered.append(letter)
             if len(gathered) >= self.size:
-                async for each in self._opened(gathered):
+                # the journal is told of a batch while the one before is sent: its confirm comes behind theirs
+                following, gathered = self._told(gathered), []
+                if ahead is not None:
+                    async for each in self._opened(*ahead):
+                        yield each
+                ahead = following
+        for last in (ahead, self._told(gathered) if gathered else None):
+            if last is not None:
+                async for each in self._opened(*last):
                     yield each
-                gathered = []
-        async for each in self._opened(gathered):
-            yield each
 
-    async def _opened(self, letters: list[T]) -> AsyncIterator[T]:
-        if not letters:
-            return
-        number = await self._log.sending([self._key_of(letter) for letter in letters])
-        batch = _Batch(number, len(letters))
+    def _told(self, letters: list[T]) -> "tuple[list[T], asyncio.Task[int]]":
+        return letters, asyncio.create_task(self._log.sending([self._key_of(letter) for letter in letters]))
+
+    async def _opened(self, letters: list[T], telling: "asyncio.Task[int]") -> AsyncIterator[T]:
+        batch = _Batch(await telling, len(letters))
         for at, letter in enumerate(letters):
             if not await self._pace.turn():
                 for rest in letters[at:]:

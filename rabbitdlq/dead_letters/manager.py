@@ -10,7 +10,8 @@ from typing import Any
 from rabbitdlq import names
 from rabbitdlq.broker import Connection, close_channel, count_messages
 from rabbitdlq.dead_letter import DeadLetter
-from rabbitdlq.dead_letters.archive import ArchiveWriter, read_archive
+from rabbitdlq.dead_letters.archive import ArchiveReader, ArchiveWriter, read_archive
+from rabbitdlq.dead_letters.browse import Browser
 from rabbitdlq.dead_letters.groups import Group, Grouping
 from rabbitdlq.dead_letters.looking import QueueSummary, find, read_letters, summarize
 from rabbitdlq.dead_letters.operation import Operation, resumable, runs_of
@@ -32,6 +33,7 @@ from rabbitdlq.topology import Topology
 __all__ = ["DLQManager"]
 
 EVERYTHING = Selection()
+_DOING = {"replay": "replaying", "drop": "dropping", "move": "moving", "restore": "restoring"}
 
 
 class DLQManager(Session):
@@ -189,13 +191,20 @@ class DLQManager(Session):
     ) -> list[Finding]:
         """What can be known of a replay before anything is sent; more with the URL of the management API.
 
-        Of letters from several work queues the target is the queue of most of them, unless one is given.
+        Unless a target is given, each of the work queues that the letters came from is looked at.
         """
-        origin = max(plan.origins, key=plan.origins.__getitem__, default=self.topology.name)
         # a publish in an alarm blocks the connection for good
         async with await Connection.open(self._url, f"rabbitdlq preflight {self.topology.name}") as connection:
-            target = to or Target.of_queue(origin)
-            return await preflight(connection, self.topology, target, LetterFacts.of(plan), management_url)
+            facts = LetterFacts.of(plan)
+            if to is not None:
+                return await preflight(connection, self.topology, to, facts, management_url)
+            found: list[Finding] = []
+            for origin in sorted(plan.origins, key=plan.origins.__getitem__, reverse=True) or [self.topology.name]:
+                target, some = Target.of_queue(origin), facts.of_origin(origin)
+                found += await preflight(connection, self.topology, target, some, management_url)
+                if any((finding.level, finding.check) == ("error", "alarm") for finding in found):
+                    break  # nothing is answered on this connection any more
+            return list(dict.fromkeys(found))  # of the broker each says the same
 
     async def replay(
         self,
@@ -218,6 +227,8 @@ class DLQManager(Session):
         An id raises :class:`DeadLetterNotFound` or :class:`AmbiguousDeadLetter`; a broker that goes away
         :class:`BrokerUnavailable` or :class:`PublishUnconfirmed`, after which the run can be resumed.
         """
+        if to is not None and (to.queue == self.topology.dlq or to.exchange == self.topology.dlx):
+            raise ConfigurationError(f"{to} leads to where they are")
         operation = await self._operation("replay", what, stop, on_progress)
         operation.target, operation.rate, operation.canary, operation.watch = to, rate, canary, watch
         return await self._run(operation, "replaying")
@@ -245,7 +256,8 @@ class DLQManager(Session):
         Raises as :meth:`replay` does, and :class:`ArchiveError` where the file cannot be made or written.
         """
         operation = await self._operation("drop", what, stop, on_progress)
-        return await self._archived(operation, archive)
+        async with self._browse(doing="dropping") as browser:
+            return await self._archived(operation, archive, browser)
 
     async def purge(
         self,
@@ -296,7 +308,9 @@ class DLQManager(Session):
         """
         operation = await self._operation("restore", EVERYTHING, stop, on_progress)
         operation.rate = rate
-        return await self._restore(operation, archive)
+        reader = self._archive_of(archive)
+        async with self._browse(doing="restoring") as browser:
+            return await Restoring(operation, reader).run(browser)
 
     async def runs(self) -> list[RunInfo]:
         """The operations on these letters that the journal knows of, oldest first; also those that were killed."""
@@ -319,16 +333,17 @@ class DLQManager(Session):
         for a drop. Raises :class:`RunNotFound` or :class:`ConfigurationError` where there is nothing to go on
         with.
         """
-        state = await resumable(await self._desk(), run, operation)
         resumed = await self._operation(operation, EVERYTHING, stop, on_progress)
-        resumed.resumed, resumed.rate, resumed.watch = state, rate, watch
-        if state.started.target is not None:
-            resumed.target = Target(*state.started.target)
-        if operation == "restore":
-            return await self._restore(resumed, archive or state.started.archive or "")
-        if operation == "drop":
-            return await self._archived(resumed, archive)
-        return await self._run(resumed, "replaying" if operation == "replay" else "moving")
+        async with self._browse(doing=_DOING.get(operation, operation)) as browser:
+            # under the lock: whoever is at it still, or goes on with it too, would write on
+            state = await resumable(resumed.desk, run, operation)
+            resumed.resumed, resumed.rate, resumed.watch = state, rate, watch
+            if state.started.target is not None:
+                resumed.target = Target(*state.started.target)
+            if operation == "restore":
+                reader = self._archive_of(archive or state.started.archive or "")
+                return await Restoring(resumed, reader).run(browser)
+            return await self._archived(resumed, archive if operation == "drop" else None, browser)
 
     async def _operation(
         self,
@@ -339,6 +354,8 @@ class DLQManager(Session):
     ) -> Operation:
         self._check_writable(name)
         plan = what if isinstance(what, ReplayPlan) else None
+        if plan is not None and plan.queue != self.topology.name:
+            raise ConfigurationError(f"the plan is of dead letters of {plan.queue!r}, not of {self.topology.name!r}")
         selection = Selection(frozenset({what})) if isinstance(what, str) else plan.selection if plan else what
         assert isinstance(selection, Selection)
         return Operation(
@@ -355,22 +372,23 @@ class DLQManager(Session):
         async with self._browse(doing=doing) as browser:
             return await operation.run(browser)
 
-    async def _archived(self, operation: Operation, archive: str | Path | None) -> RunReport:
+    async def _archived(self, operation: Operation, archive: str | Path | None, browser: Browser) -> RunReport:
         if archive is None:
-            return await self._run(operation, "dropping")
-        why = operation.selection.describe()
-        with ArchiveWriter(archive, queue=self.topology.name, who=self.who, why=why) as writer:
-            operation.archive = writer
-            report = await self._run(operation, "dropping")
-        if not writer.count:
-            writer.path.unlink()  # nothing is in it
-        return report
+            return await operation.run(browser)
+        why = operation.resumed.info().selection if operation.resumed else operation.selection.describe()
+        writer = ArchiveWriter(archive, queue=self.topology.name, who=self.who, why=why)
+        try:
+            with writer:
+                operation.archive = writer
+                return await operation.run(browser)
+        finally:
+            if not writer.count:
+                writer.path.unlink(missing_ok=True)  # nothing is in it
 
-    async def _restore(self, operation: Operation, archive: str | Path) -> RunReport:
+    def _archive_of(self, archive: str | Path) -> ArchiveReader:
         reader = read_archive(archive)
         if reader.header.queue != self.topology.name:
             raise ConfigurationError(
                 f"archive {str(archive)!r} has dead letters of {reader.header.queue!r}, not of {self.topology.name!r}"
             )
-        async with self._browse(doing="restoring") as browser:
-            return await Restoring(operation, reader).run(browser)
+        return reader

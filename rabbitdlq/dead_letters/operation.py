@@ -94,14 +94,16 @@ class Operation:
             self.desk.topology.name,
             report.run,
             self.name,
-            self.resumed.next_batch if self.resumed else 0,
+            self.resumed,
+            report.in_flight,
         )
         told: dict[str, Any] = {
             "who": self.desk.who,
             "amqp_user": self.desk.connection.user,
             "selection": self.resumed.info().selection if self.resumed else self.selection.describe(),
             "target": (self.target.exchange, self.target.routing_key) if self.target else None,
-            "archive": report.archive,
+            # whoever goes on may be in another directory
+            "archive": str(self.archive.path.absolute()) if self.archive else None,
         }
         await (log.start(keys, **told) if self.resumed is None else log.go_on(**told))
         runner = Runner(browser, report, keys, self.stop, self.on_progress, known)
@@ -150,7 +152,9 @@ class Operation:
         self, state: RunState, report: RunReport, browser: Browser
     ) -> tuple[list[str], list[Held] | None, Known]:
         info = state.info()
+        await browser.give_back()  # what the killed one held may have come back meanwhile
         report.run, report.found, report.planned = info.id, browser.count, info.planned
+        report.in_flight.extend(state.named)
         done, in_flight = Counter(state.done), state.in_flight
         report.before = done.total()
         heard: set[tuple[str, int]] = set()
@@ -203,9 +207,11 @@ class Operation:
         counts = report.outcomes = outcomes.counts()
         failed, sent = counts["back"] + counts["retrying"], sum(counts.values())
         report.phase = "sending"
-        if not sent or self.stop.is_set():
+        if self.stop.is_set():
             return
-        if failed + counts["recovered"] == 0:
+        if not sent:
+            report.aborted = f"none of the {report.stayed} that were to go first could be sent"
+        elif failed + counts["recovered"] == 0:
             report.aborted = (
                 f"none of the {sent} sent first has succeeded or failed within {canary.wait.total_seconds():g} s; is "
                 "there a consumer of rabbitdlq at work, and the journal readable?"
@@ -216,10 +222,13 @@ class Operation:
     def _act(
         self, runner: Runner, log: RunLog, outcomes: Outcomes | None
     ) -> Callable[[AsyncIterator[Held]], Awaitable[None]]:
-        def put_back(held: Held) -> None:
-            runner.put_back(held)
+        def unsent(held: Held) -> None:
             if outcomes is not None:
                 outcomes.forget(held.traits.id, held.traits.lap + 1)
+
+        def put_back(held: Held) -> None:
+            runner.put_back(held)
+            unsent(held)
 
         async def act(letters: AsyncIterator[Held]) -> None:
             batches = Batches[Held](log, Pace(self.rate, self.stop), lambda held: held.traits.key, put_back)
@@ -232,6 +241,7 @@ class Operation:
                 batches,
                 self.desk.link,
                 lambda held: outgoing_replay(held, self.target) if moving is None else outgoing_move(held, moving),
+                unsent,
             )
 
         return act
@@ -284,6 +294,8 @@ async def resumable(desk: Desk, run: str, operation: str) -> RunState:
         raise ConfigurationError(f"run {run!r} is done: there is nothing to go on with")
     if not state.is_planned:
         raise ConfigurationError(
-            f"run {run!r} ended before its plan was written, and nothing was done: start a new one"
+            f"run {run!r} ended before its plan was written: start a new one; what it did is not in the journal"
+            if state.sending
+            else f"run {run!r} ended before its plan was written, and nothing was done: start a new one"
         )
     return state

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -150,11 +150,12 @@ class Planner:
                 by_id.setdefault(name, []).append(traits.key)
         problems: list[tuple[str, DeadLetterError]] = []
         dlq = self._topology.dlq
+        narrowed = "" if replace(self._selection, ids=frozenset()).everything else " that the other filters match"
         for id in sorted(self._selection.ids):
             keys = list(dict.fromkeys(by_id.get(id, [])))
             if not keys:
                 shown = f"'rabbitdlq dlq list {self._topology.name}' shows those there are"
-                problems.append((id, DeadLetterNotFound(f"no dead letter {id!r} in {dlq!r}; {shown}")))
+                problems.append((id, DeadLetterNotFound(f"no dead letter {id!r} in {dlq!r}{narrowed}; {shown}")))
             elif len(keys) > 1 and id not in keys:
                 named = ", ".join("(parked bare, no park id)" if key.startswith("bare-") else key for key in keys[:20])
                 text = f"{len(keys)} dead letters in {dlq!r} have the id {id!r}; name one by its park id: {named}"

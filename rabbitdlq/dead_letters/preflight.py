@@ -6,7 +6,7 @@ Nothing is sent and nothing is changed. Over AMQP little can be asked; the manag
 import asyncio
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Literal
 
@@ -91,6 +91,12 @@ class LetterFacts:
             origins=Counter(plan.origins),
             held=plan.held,
         )
+
+    def of_origin(self, queue: str) -> "LetterFacts":
+        """Of those that failed in this queue; their size as if all were of average size."""
+        count = self.origins[queue]
+        share = self.total_bytes * count // self.count if self.count else 0
+        return replace(self, count=count, total_bytes=share, origins=Counter({queue: count}))
 
     def add(self, letter: DeadLetter, *, held: bool = False) -> None:
         """Count one letter; one that is ``held`` is not sent, and counts as that only."""

@@ -14,7 +14,7 @@ from rabbitdlq.dead_letters.report import RunReport
 from rabbitdlq.dead_letters.run_log import RunLog
 from rabbitdlq.dead_letters.runner import PUBLISH_TIMEOUT, WINDOW
 from rabbitdlq.dead_letters.traits import traits_of
-from rabbitdlq.errors import BrokerUnavailable, PublishUnconfirmed, RabbitDLQError
+from rabbitdlq.errors import BrokerUnavailable, ConfigurationError, PublishUnconfirmed, RabbitDLQError
 
 __all__ = ["Restoring"]
 
@@ -33,19 +33,24 @@ class Restoring:
         self._archive = archive
         self._report = RunReport("restore", archive=str(archive.path))
         self._fatal: RabbitDLQError | None = None
-        self._put_back = 0
+        #: keys of letters that get another one by being put back: they had no id, or something that is moved out
+        self._renamed: dict[str, str] = {}
 
     async def run(self, browser: Browser) -> RunReport:
         """Do it; the browser holds the lock. Raises as :meth:`Operation.run` does."""
         operation, desk, report = self._operation, self._operation.desk, self._report
         queue = desk.topology.name
-        keys = [traits_of(queue, letter.body, letter.wire.encode()).key for letter in self._archive]
+        keys = [self._key_of(letter) for letter in self._archive]
+        state = operation.resumed
+        if state is not None and state.planned != keys:
+            raise ConfigurationError(
+                f"archive {str(self._archive.path)!r} is not the one that run {state.info().id!r} puts back"
+            )
         present: Counter[str] = Counter()
         async with aclosing(browser.read()) as letters:
             async for held in letters:
                 present[held.traits.key] += 1
         await browser.give_back()
-        state = operation.resumed
         report.run = new_run_id() if state is None else state.info().id
         report.found, report.planned = browser.count, len(keys)
         if self._archive.cut:
@@ -54,8 +59,11 @@ class Restoring:
             return report
         done = Counter(state.done) if state else Counter[str]()
         in_flight = frozenset(state.in_flight) if state else frozenset[str]()
-        log = RunLog(desk.writer, queue, report.run, "restore", state.next_batch if state else 0)
-        told = {"who": desk.who, "amqp_user": desk.connection.user, "archive": report.archive}
+        report.in_flight.extend(state.named if state else ())
+        log = RunLog(desk.writer, queue, report.run, "restore", state, report.in_flight)
+        # whoever goes on may be in another directory
+        path = str(self._archive.path.absolute())
+        told = {"who": desk.who, "amqp_user": desk.connection.user, "archive": path}
         await (log.start(keys, **told) if state is None else log.go_on(**told))
         outcome = "failed"
         try:
@@ -72,10 +80,19 @@ class Restoring:
                 count=report.done,
                 outcome=outcome,
                 counts=report.counts(),
-                archive=report.archive,
+                archive=path,
             )
             report.journaled = log.written
         return report
+
+    def _key_of(self, letter: ArchivedLetter) -> str:
+        """What it is called; and what it will be called when it has been put back, if that is something else."""
+        topology = self._operation.desk.topology
+        key = traits_of(topology.name, letter.body, letter.wire.encode()).key
+        if key != letter.park_id:
+            properties = restored(letter, topology.dlq).properties
+            self._renamed[key] = traits_of(topology.name, letter.body, properties.encode()).key
+        return key
 
     async def _missing(
         self, keys: list[str], present: Counter[str], done: Counter[str], in_flight: frozenset[str]
@@ -84,12 +101,13 @@ class Restoring:
         for key, letter in zip(keys, self._archive, strict=False):
             if self._operation.stop.is_set() or self._fatal is not None:
                 return
-            if present[key] > 0 or done[key] > 0:
-                present[key] -= 1
+            there = key if present[key] > 0 else self._renamed.get(key, key)
+            if present[there] > 0 or done[key] > 0:
+                present[there] -= 1
                 done[key] -= 1
                 self._report.before += 1
                 continue
-            if key in in_flight:
+            if key in in_flight and letter.id not in self._report.in_flight:
                 self._report.in_flight.append(letter.id)
             yield _Line(key, letter)
 

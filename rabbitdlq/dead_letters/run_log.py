@@ -5,6 +5,7 @@ done or known to have stayed, it is settled. A batch that is not settled was in 
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -18,6 +19,9 @@ __all__ = ["RunInfo", "RunLog", "RunState", "read_runs"]
 
 #: keys in one event of a plan
 PLAN_CHUNK = 1_000
+#: each process numbers its batches from the next multiple: what a killed one wrote last may come after its heir's
+#: first look at the journal
+BATCHES_OF_ONE = 1_000_000
 #: what an operation's own event is called
 ENDS = {
     "replay": names.REPLAYED,
@@ -41,6 +45,8 @@ class RunInfo:
     #: where the letters went, the archive that they went to or came from
     target: str | None
     archive: str | None
+    #: of a run that was gone on with, one for each start
+    archives: tuple[str, ...]
     started_at: datetime
     planned: int
     #: None where it never came to its end: it is under way, or was killed
@@ -49,6 +55,8 @@ class RunInfo:
     outcome: str
     #: done, duplicates, stayed, left
     counts: dict[str, int]
+    #: message ids of letters that were in flight when it was killed, and were sent again since
+    in_flight: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
         """As ``rabbitdlq dlq runs --json`` shows it."""
@@ -61,11 +69,13 @@ class RunInfo:
             "selection": self.selection,
             "target": self.target,
             "archive": self.archive,
+            "archives": list(self.archives),
             "started_at": iso(self.started_at),
             "planned": self.planned,
             "ended_at": iso(self.ended_at),
             "outcome": self.outcome,
             "counts": self.counts,
+            "in_flight": list(self.in_flight),
         }
 
 
@@ -79,6 +89,12 @@ class RunState:
     #: the letters of a batch that were not done
     settled: dict[int, tuple[str, ...]] = field(default_factory=dict)
     ended: JournalEvent | None = None
+    #: processes that were at it
+    starts: int = 1
+    #: message ids of letters that were in flight when one of them was killed, and were sent again by the next
+    named: list[str] = field(default_factory=list)
+    #: files that letters went to or came from, one for each start
+    archives: list[str] = field(default_factory=list)
 
     @property
     def planned(self) -> list[str]:
@@ -102,16 +118,15 @@ class RunState:
 
     @property
     def in_flight(self) -> list[str]:
-        """The keys of letters of which it is not known."""
-        done = set(self.done)
-        return [
-            key for batch, keys in self.sending.items() if batch not in self.settled for key in keys if key not in done
-        ]
+        """The keys of letters of which it is not known; one that several equal letters share is there once."""
+        done, planned = Counter(self.done), Counter(self.planned)
+        unsettled = [key for batch, keys in self.sending.items() if batch not in self.settled for key in keys]
+        return [key for key in dict.fromkeys(unsettled) if done[key] < planned[key]]
 
     @property
     def next_batch(self) -> int:
-        """The number of the first batch that has not been begun."""
-        return max(self.sending, default=-1) + 1
+        """The number of the first batch of a process that goes on with it."""
+        return max(self.starts * BATCHES_OF_ONE, max(self.sending, default=-1) + 1)
 
     def info(self) -> RunInfo:
         """For people."""
@@ -126,11 +141,13 @@ class RunState:
             selection=started.selection or "",
             target=None if started.target is None else " ".join(filter(None, started.target)),
             archive=started.archive,
+            archives=tuple(self.archives),
             started_at=started.at,
             planned=started.count or 0,
             ended_at=ended.at if ended else None,
             outcome=(ended.outcome or "done") if ended else "unfinished",
             counts=counts,
+            in_flight=tuple(self.named),
         )
 
 
@@ -150,16 +167,21 @@ def read_runs(events: Iterable[JournalEvent]) -> dict[str, RunState]:
             continue
         state = runs.get(event.run)
         if event.event == names.RUN_STARTED:
-            if state is None:
-                runs[event.run] = RunState(event)
+            if state is not None:  # gone on with
+                state.ended, state.starts = None, state.starts + 1
+            elif event.count is not None:
+                state = runs[event.run] = RunState(event)
             else:
-                state.ended = None  # gone on with
+                continue  # gone on with, and its beginning is older than the journal
+            if event.archive is not None:
+                state.archives.append(event.archive)
         elif state is None:
             continue  # its beginning is older than the journal
         elif event.event == names.RUN_PLANNED:
             state.chunks[event.batch or 0] = event.keys
         elif event.event == names.RUN_SENDING:
             state.sending[event.batch or 0] = event.keys
+            state.named.extend(event.ids)
         elif event.event == names.RUN_SETTLED:
             state.settled[event.batch or 0] = event.keys
         elif event.event in ENDS.values():
@@ -170,12 +192,26 @@ def read_runs(events: Iterable[JournalEvent]) -> dict[str, RunState]:
 class RunLog:
     """Writes one run. A journal that cannot be written stops nothing: :attr:`written` is False from then on."""
 
-    def __init__(self, writer: JournalWriter, queue: str, run: str, operation: str, first_batch: int = 0) -> None:
+    def __init__(
+        self,
+        writer: JournalWriter,
+        queue: str,
+        run: str,
+        operation: str,
+        resumed: RunState | None = None,
+        named: Sequence[str] = (),
+    ) -> None:
+        """``named`` grows by the message id of each letter that was in flight before, before it is sent again."""
         self._writer = writer
+        self._named = named
+        self._told_names = len(named)
         self._queue = queue
         self._operation = operation
-        self._next_batch = first_batch
+        self._next_batch = resumed.next_batch if resumed else 0
         self._settling: set[asyncio.Future[bool]] = set()
+        #: without its plan in the journal a run cannot be gone on with; and each try to write to an exchange that is
+        #: missing closes the channel, with letters on it that are sent a second time then
+        self._is_kept = True
         #: the run's id
         self.run = run
         #: whether everything so far is in the journal: then the run can be gone on with after a crash
@@ -191,6 +227,7 @@ class RunLog:
             for number, chunk in enumerate(chunks)
         ]
         self._note(all(await asyncio.gather(*written)))
+        self._is_kept = self.written
 
     async def go_on(self, **told: Any) -> None:
         """The run is gone on with, on the plan that the journal has."""
@@ -199,11 +236,17 @@ class RunLog:
     async def sending(self, keys: Sequence[str]) -> int:
         """Name the letters that are about to be sent; gives the number of their batch."""
         batch, self._next_batch = self._next_batch, self._next_batch + 1
-        await self._write(self._event(names.RUN_SENDING, batch=batch, keys=tuple(keys)))
+        if not self._is_kept:
+            return batch
+        # whoever goes on after the next kill could not name them: they may be done by then
+        ids, self._told_names = tuple(self._named[self._told_names :]), len(self._named)
+        await self._write(self._event(names.RUN_SENDING, batch=batch, keys=tuple(keys), ids=ids))
         return batch
 
     def settled(self, batch: int, undone: Sequence[str]) -> None:
         """Every letter of the batch is done, but these."""
+        if not self._is_kept:
+            return
         writing = self._writer.begin(self._event(names.RUN_SETTLED, batch=batch, keys=tuple(undone)))
         self._settling.add(writing)
         writing.add_done_callback(self._settling.discard)

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from rabbitdlq.broker import Outgoing, PublishLink
+from rabbitdlq.broker import ConsumingChannel, Outgoing, PublishLink
 from rabbitdlq.broker.stream import PublishStream
 from rabbitdlq.dead_letters.archive import ArchiveWriter
 from rabbitdlq.dead_letters.batches import Batches
@@ -23,6 +23,8 @@ PUBLISH_TIMEOUT = timedelta(seconds=30)
 WINDOW = 1_000
 #: letters are given back and read anew after so long: the broker's consumer timeout is half an hour by default
 ROUND_SECONDS = 600.0
+#: rounds in vain, while there are letters that were not seen
+MORE_LOOKS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +67,9 @@ class Runner:
         self._most: int | None = None
         self._round_began = asyncio.get_running_loop().time()
         self._begun = 0
-        #: letters that this round has done something with
-        self._met = 0
+        #: letters that this round has done something with, and has seen at all
+        self._met = self._seen = 0
+        self._looks_left = MORE_LOOKS
         self.fatal: BrokerError | None = None
 
     def put_back(self, held: Held) -> None:
@@ -92,7 +95,7 @@ class Runner:
         self._most = None if most is None else self._begun + most
         letters: AsyncIterator[Held] | None = None if kept is None else _each(kept)
         while self._wants_more():
-            self._met = 0
+            self._met = self._seen = 0
             if letters is None:
                 self._round_began = asyncio.get_running_loop().time()
                 letters = self._browser.read()
@@ -100,9 +103,11 @@ class Runner:
                 await self._to_the_end(act(chosen))
             await self._remove_copies()
             letters = None
-            if not self._met or not self._wants_more():
+            if not self._wants_more():
                 break
             await self._browser.give_back()
+            if not self._met and not self._more_came():
+                break
         if self.fatal is not None:
             raise self.fatal
 
@@ -132,6 +137,11 @@ class Runner:
     def _wants_more(self) -> bool:
         return not self.is_halted and (bool(+self._left) or bool(+self._gone)) and not self._has_enough()
 
+    def _more_came(self) -> bool:
+        """Whether there are letters that were not seen: what a killed tool held may be back a moment after its lock."""
+        self._looks_left -= 1
+        return self._looks_left >= 0 and self._browser.count > self._seen
+
     def _has_enough(self) -> bool:
         return self._most is not None and self._begun >= self._most
 
@@ -145,11 +155,9 @@ class Runner:
                 return
             traits = held.traits
             key = traits.key
-            if self._gone[key] > 0:
-                self._gone[key] -= 1
-                self._met += 1
-                await self._take_out(held)
-            elif self._left[key] > 0:
+            self._seen += 1
+            # of equal letters one that was not done comes first: to take it for the other one would lose it
+            if self._left[key] > 0:
                 self._left[key] -= 1
                 self._met += 1
                 if key in self._known.in_flight:
@@ -158,12 +166,17 @@ class Runner:
                         self._done_keys.add(key)
                         await self._take_out(held)
                         continue
-                    self._report.in_flight.append(traits.id)
+                    if traits.id not in self._report.in_flight:
+                        self._report.in_flight.append(traits.id)
                 if not traits.readable:
                     self._report.stay(traits.id, "its properties cannot be read, and sending it would lose them")
                     continue
                 self._begun += 1
                 yield held
+            elif self._gone[key] > 0:
+                self._gone[key] -= 1
+                self._met += 1
+                await self._take_out(held)
             elif traits.repeated and (key in self._done_keys or key in self._left):
                 self._copies.append(held)
 
@@ -191,13 +204,16 @@ class Runner:
         batches: Batches[Held],
         link: PublishLink,
         outgoing: Callable[[Held], Outgoing],
+        on_stayed: Callable[[Held], None],
     ) -> None:
-        """Publish each, and take it out of the queue when the broker has confirmed it."""
+        """Publish each, and take it out of the queue when the broker has confirmed it; one that it refused stays."""
         stream = PublishStream(link, WINDOW, PUBLISH_TIMEOUT)
+        channels: dict[ConsumingChannel, None] = {}
         async with aclosing(batches.open(letters)) as opened, aclosing(stream.run(opened, outgoing)) as reports:  # type: ignore[type-var]
             async for told in reports:
                 held = batches.at(told.place)
                 if told.error is None:
+                    channels[held.channel] = None
                     self._sent(held)
                     batches.ended(told.place, done=True)
                 else:
@@ -205,8 +221,20 @@ class Runner:
                     if lost:
                         self.fatal = self.fatal or told.error  # type: ignore[assignment]
                     self._report.stay(held.traits.id, str(told.error))
+                    on_stayed(held)
                     batches.ended(told.place, done=False, certain=not lost)
                 self._on_progress(self._report)
+        if self.fatal is None:
+            await self._removed(channels)
+
+    async def _removed(self, channels: Iterable[ConsumingChannel]) -> None:
+        """An acknowledgement has no answer: a line that was lost just now may have swallowed some."""
+        try:
+            for channel in channels:
+                await channel.arrived()
+        except BrokerError as error:
+            self.fatal = error
+            self._report.note("", f"some of those sent may still be here as well: {error}")
 
     def _sent(self, held: Held) -> None:
         try:

@@ -13,8 +13,8 @@ from rabbitdlq.wire import Properties, WireError, decoded
 
 __all__ = ["Traits", "key_of", "traits_of"]
 
-_WANTED = frozenset(
-    name.encode()
+_BYTES = {
+    name: name.encode()
     for name in (
         names.PARK_ID,
         names.LAP,
@@ -27,9 +27,10 @@ _WANTED = frozenset(
         names.ROUTING_KEY,
         names.FIRST_FAILED_AT,
     )
-)
+}
+_WANTED = frozenset(_BYTES.values())
 #: what the first publisher set, as a consumer notes it when it parks a message
-_NOTED_BY_PARKING = tuple(name.encode() for name in (names.EXCHANGE, names.ROUTING_KEY, names.FIRST_FAILED_AT))
+_NOTED_BY_PARKING = frozenset(_BYTES[name] for name in (names.EXCHANGE, names.ROUTING_KEY, names.FIRST_FAILED_AT))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class Traits:
 def traits_of(work_queue: str, body: bytes, encoded: bytes) -> Traits:
     """The traits of a letter in the dead-letter queue of ``work_queue``; what :meth:`DeadLetter.parse` says of it."""
     try:
-        seen = glance(encoded, _WANTED, _is_noted)
+        seen = glance(encoded, _WANTED, _is_noted, _FIRST)
     except WireError:
         return _by_the_letter(DeadLetter.parse(work_queue, body, Properties()), readable=False)
     headers = seen.headers
@@ -78,20 +79,26 @@ def traits_of(work_queue: str, body: bytes, encoded: bytes) -> Traits:
         queue=printable(_text(headers, names.QUEUE) or work_queue),
         parked_at=read_time(_text(headers, names.PARKED_AT)),
         size=len(body),
-        plain=all(name in headers for name in _NOTED_BY_PARKING),
+        plain=headers.keys() >= _NOTED_BY_PARKING,
     )
 
 
+_COUNTS = frozenset(name.encode() for name in names.DELIVERY_COUNTS)
+#: with which the names of all headers that harm begin
+_FIRST = frozenset(b"xCB")
 _LAP, _REPEATED = names.LAP.encode(), names.REPEATED.encode()
 
 
 def _is_noted(name: bytes) -> bool:
-    # the first letters of all names that harm
-    return name[:1] in b"xCB" and harms(name.decode("utf-8", "surrogateescape"))
+    # a letter that was looked at before has a count of its deliveries
+    return name not in _COUNTS and harms(name.decode("utf-8", "surrogateescape"))
 
 
 def _text(headers: dict[bytes, bytes], name: str) -> str:
-    value = decoded(headers[key]) if (key := name.encode()) in headers else None
+    raw = headers.get(_BYTES[name])
+    if raw is None or raw[:1] != b"S":
+        return ""
+    value = decoded(raw)
     return value if isinstance(value, str) else ""
 
 
