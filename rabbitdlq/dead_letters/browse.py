@@ -196,7 +196,9 @@ class Browser:
             channel, arrived = await self._consume(size)
             self._consuming.append(channel)
             seen = 0
-            while seen < size and (delivery := await self._next(arrived)) is not None:
+            # of very many a busy broker may be silent for a while (seen on 3.10) before it sends them
+            patience = QUIET_SECONDS if size <= LARGEST_CHUNK else QUIET_SECONDS * 10
+            while seen < size and (delivery := await self._next(arrived, patience)) is not None:
                 seen += 1
                 self._taken += 1
                 self._filled[channel] += 1
@@ -242,7 +244,7 @@ class Browser:
         self._reading = channel, arrived
         return self._reading
 
-    async def _next(self, arrived: "asyncio.Queue[Delivery | None]") -> Delivery | None:
+    async def _next(self, arrived: "asyncio.Queue[Delivery | None]", patience: float) -> Delivery | None:
         """The next one; None where there is none left, raises :class:`BrokerUnavailable` where the line is gone."""
         if not arrived.empty():  # most are there already, and a deadline costs more than the letter
             delivery = arrived.get_nowait()
@@ -256,6 +258,8 @@ class Browser:
                     delivery = await arrived.get()
             except TimeoutError:
                 waited += QUIET_SECONDS
+                if waited < patience:
+                    continue
                 if self._control is not None and not await count_messages(self._control, self._topology.dlq):
                     return None
                 continue
