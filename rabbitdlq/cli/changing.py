@@ -50,8 +50,10 @@ def replay(
     dry_run: DryRun = False,
     rate: Rate = None,
     canary: Annotated[int | None, typer.Option(min=1, help="Send so many first, and see what becomes of them.")] = None,
-    wait: Annotated[str, typer.Option(metavar="TIME", help="For them, or with --watch for all.")] = "2m",
-    abort_above: Annotated[str, typer.Option(metavar="SHARE", help="Stop if more of the canary fail again.")] = "10%",
+    wait: Annotated[str | None, typer.Option(metavar="TIME", help="For them, or with --watch for all; 2m.")] = None,
+    abort_above: Annotated[
+        str | None, typer.Option(metavar="SHARE", help="Stop if more of the canary fail again; 10%.")
+    ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Tell in the end what became of them.")] = False,
     resume: Resume = None,
     as_json: Json = False,
@@ -62,12 +64,15 @@ def replay(
     """
     options = options_of(context)
     chosen = _chosen("replay", selection, ids, everything, held, limit, resume)
-    _check_resume(
-        "replay", resume, held=held, limit=limit, dry_run=dry_run, to=to, to_exchange=to_exchange, canary=canary
-    )
+    _check_resume("replay", resume, held=held, limit=limit, dry_run=dry_run, to=to, to_exchange=to_exchange)
     target = _target(to, to_exchange, to_routing_key)
-    first = None if canary is None else Canary(canary, parse_wait("--wait", wait), parse_share(abort_above))
-    watching = parse_wait("--wait", wait) if watch else None
+    if abort_above is not None and canary is None:
+        raise ConfigurationError("dlq replay: --abort-above needs --canary")
+    if wait is not None and canary is None and not watch:
+        raise ConfigurationError("dlq replay: --wait needs --canary or --watch")
+    patience = parse_wait("--wait", wait or "2m")
+    first = None if canary is None else Canary(canary, patience, parse_share(abort_above or "10%"))
+    watching = patience if watch else None
     speed = parse_rate(rate)
     if dry_run:
         _show_plan(options, queue, chosen, target, as_json)
@@ -75,7 +80,7 @@ def replay(
 
     def work(manager: DLQManager, **common: object) -> Awaitable[RunReport]:
         if resume is not None:
-            return manager.resume(resume, "replay", rate=speed, watch=watching, **common)  # type: ignore[arg-type]
+            return manager.resume(resume, "replay", rate=speed, canary=first, watch=watching, **common)  # type: ignore[arg-type]
         return manager.replay(chosen, to=target, rate=speed, canary=first, watch=watching, **common)  # type: ignore[arg-type]
 
     _carry_out(options, queue, "replaying", work, as_json, selection)
@@ -143,6 +148,8 @@ def _drop(
             raise typer.Exit(1 if plan.problems else 0)
         # asked outside of the event loop, where Ctrl-C ends a question at once
         confirm(_question(plan, queue, archive), "nothing was deleted")
+    elif resume is not None and not yes:
+        confirm(f"Go on deleting dead letters of {queue} with run {resume}?", "nothing was deleted")
 
     def work(manager: DLQManager, **common: object) -> Awaitable[RunReport]:
         if resume is not None:
@@ -157,8 +164,8 @@ def _drop(
 def _question(plan: ReplayPlan, queue: str, archive: Path | None) -> str:
     letters = "1 dead letter" if plan.count == 1 else f"{plan.count:,} dead letters"
     since = "" if plan.oldest is None else f", the oldest parked {render_runs.ago(plan.oldest)} ago"
-    kept = "nothing is kept of them" if archive is None else f"they are written to {archive} first"
-    return f"Delete {letters} of {queue} ({plan.selection.describe()}{since}); {kept}?"
+    kept = "nothing is kept of them" if archive is None else f"archive: {archive}"
+    return f"Delete {letters} of {queue} ({plan.selection.describe()}{since}; {kept})?"
 
 
 @with_selection
@@ -259,7 +266,7 @@ def _check_resume(command: str, resume: str | None, **others: object) -> None:
     given = [f"--{name.replace('_', '-')}" for name, value in others.items() if value]
     if resume is not None and given:
         raise ConfigurationError(
-            f"dlq {command}: --resume goes on with that run as it was begun; leave {', '.join(given)} out"
+            f"dlq {command}: --resume goes on with the letters of that run; leave {', '.join(given)} out"
         )
 
 

@@ -69,6 +69,8 @@ def lines(report: RunReport, queue: str) -> Iterator[str]:
     if report.interrupted:
         words.append("stopped before the end")
     yield ", ".join(words[:2]) + "".join(f"; {word}" for word in words[2:])
+    if not report.planned:
+        yield f"none of the {report.found:,} dead letters of {queue} belong to it"
     if report.archive and report.operation == "drop" and report.done:
         yield f"what was dropped is in {report.archive}: 'rabbitdlq dlq restore {queue} {report.archive}' puts it back"
     if report.in_flight:

@@ -36,6 +36,7 @@ class Workers:
         self._ended = False
         self._tasks: list[asyncio.Task[None]] = []
         self._abandoned: set[asyncio.Task[Any]] = set()
+        self._settling: set[asyncio.Task[Any]] = set()
         #: set while nothing waits and nobody works
         self.idle = asyncio.Event()
         self.idle.set()
@@ -62,6 +63,8 @@ class Workers:
         """Let another take the place of a task that does not come back from its work; ``settling`` ends that work."""
         self._abandoned.add(task)
         self._tasks.append(asyncio.create_task(self._run()))
+        self._settling.add(settling)
+        settling.add_done_callback(self._settling.discard)
         settling.add_done_callback(lambda _: self._freed())
 
     def _freed(self) -> None:
@@ -114,6 +117,7 @@ class Workers:
                     self._freed()
             if me in self._abandoned:
                 self._abandoned.discard(me)
+                self._tasks = [task for task in self._tasks if task is not me]
                 return
             if perf_counter() > turn_ends:
                 await asyncio.sleep(0)

@@ -56,12 +56,22 @@ class _Batch:
 class Batches(Generic[T]):
     """Opens batches and settles them; used by one operation."""
 
-    def __init__(self, log: RunLog, pace: Pace, key_of: Callable[[T], str], on_put_back: Callable[[T], None]) -> None:
-        """``on_put_back`` is given the letters of a batch that were not begun because the operation was stopped."""
+    def __init__(
+        self,
+        log: RunLog,
+        pace: Pace,
+        key_of: Callable[[T], str],
+        on_put_back: Callable[[T], None],
+        halted: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """``on_put_back`` is given the letters of a batch that were not begun because the operation was stopped, or
+        ``halted`` by an error.
+        """
         self._log = log
         self._pace = pace
         self._key_of = key_of
         self._on_put_back = on_put_back
+        self._halted = halted
         self._under_way: dict[int, tuple[T, _Batch]] = {}
         self._place = 0
 
@@ -94,7 +104,7 @@ class Batches(Generic[T]):
     async def _opened(self, letters: list[T], telling: "asyncio.Task[int]") -> AsyncIterator[T]:
         batch = _Batch(await telling, len(letters))
         for at, letter in enumerate(letters):
-            if not await self._pace.turn():
+            if self._halted() or not await self._pace.turn():
                 for rest in letters[at:]:
                     self._on_put_back(rest)
                     self._settle(rest, batch, done=False)

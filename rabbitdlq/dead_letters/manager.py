@@ -323,26 +323,31 @@ class DLQManager(Session):
         *,
         archive: str | Path | None = None,
         rate: float | None = None,
+        canary: Canary | None = None,
         watch: timedelta | None = None,
         stop: asyncio.Event | None = None,
         on_progress: Callable[[RunReport], None] | None = None,
     ) -> RunReport:
         """Go on with a run that was stopped or killed: nothing is left out, and nothing done twice that is known of.
 
-        Letters that were in flight are named in the report: they may have been sent before. ``archive`` is a new file
-        for a drop. Raises :class:`RunNotFound` or :class:`ConfigurationError` where there is nothing to go on
-        with.
+        Letters that were in flight are named in the report: they may have been sent before. Rate, canary and watch are
+        not those of the run's beginning, but those given here. ``archive`` is a new file for a drop. Raises
+        :class:`RunNotFound` or :class:`ConfigurationError` where there is nothing to go on with.
         """
         resumed = await self._operation(operation, EVERYTHING, stop, on_progress)
         async with self._browse(doing=_DOING.get(operation, operation)) as browser:
             # under the lock: whoever is at it still, or goes on with it too, would write on
             state = await resumable(resumed.desk, run, operation)
-            resumed.resumed, resumed.rate, resumed.watch = state, rate, watch
+            resumed.resumed, resumed.rate, resumed.canary, resumed.watch = state, rate, canary, watch
             if state.started.target is not None:
                 resumed.target = Target(*state.started.target)
             if operation == "restore":
                 reader = self._archive_of(archive or state.started.archive or "")
                 return await Restoring(resumed, reader).run(browser)
+            if operation == "drop" and archive is None and state.started.archive is not None:
+                raise ConfigurationError(
+                    f"run {run!r} writes what it drops to an archive: name a new file to go on with"
+                )
             return await self._archived(resumed, archive if operation == "drop" else None, browser)
 
     async def _operation(

@@ -28,7 +28,9 @@ from rabbitdlq.topology import Topology
 __all__ = ["Desk", "Operation", "new_run_id", "resumable", "runs_of"]
 
 #: what tells that a message has begun its next lap
-_HEARD_OF = frozenset({names.FAILED, names.PARKED, names.RECOVERED, names.SUCCEEDED})
+_HEARD_OF = frozenset({names.FAILED, names.PARKED, names.RECOVERED, names.SUCCEEDED, names.DROPPED})
+#: for reading a journal of up to a gigabyte
+JOURNAL_TIMEOUT = timedelta(minutes=10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,17 +159,23 @@ class Operation:
         report.in_flight.extend(state.named)
         done, in_flight = Counter(state.done), state.in_flight
         report.before = done.total()
-        heard: set[tuple[str, int]] = set()
+        heard: set[str] = set()
         if in_flight and self.name == "replay":
-            reading = read_journal(self.desk.connection, self.desk.topology, self.desk.writer, since=info.started_at)
+            desk = self.desk
+            reading = read_journal(
+                desk.connection, desk.topology, desk.writer, since=info.started_at, timeout=JOURNAL_TIMEOUT
+            )
             async for event in reading:
-                if event.event in _HEARD_OF and event.message_id is not None:
-                    heard.add((event.message_id, event.lap or 1))
+                if event.event in _HEARD_OF and event.replay_id is not None:
+                    heard.add(event.replay_id)
+        # two letters that are equal in all have one key: which of them was heard of cannot be told
+        planned = Counter(state.planned)
 
         def overtaken(traits: Traits) -> bool:
-            return (traits.id, traits.lap + 1) in heard
+            return traits.key in heard and planned[traits.key] == 1
 
-        return state.planned, None, Known(done, frozenset(in_flight), overtaken)
+        ended_well = state.ended is not None and state.ended.outcome in ("stopped", "aborted")
+        return state.planned, None, Known(done, frozenset(in_flight), overtaken, leftovers=not ended_well)
 
     # --- the way through
 
@@ -193,7 +201,7 @@ class Operation:
         if self.watch is not None and outcomes is not None and not report.aborted:
             await browser.give_back()
             self._wait(report)
-            await outcomes.ended(self.watch, self.stop, first_failure=False)
+            await outcomes.ended(self.watch, self.stop)
             report.outcomes = outcomes.counts()
 
     def _wait(self, report: RunReport) -> None:
@@ -203,7 +211,7 @@ class Operation:
     async def _judge(self, canary: Canary, report: RunReport, outcomes: Outcomes) -> None:
         """Whether to go on after the first few."""
         self._wait(report)
-        await outcomes.ended(canary.wait, self.stop, first_failure=True)
+        await outcomes.ended(canary.wait, self.stop)
         counts = report.outcomes = outcomes.counts()
         failed, sent = counts["back"] + counts["retrying"], sum(counts.values())
         report.phase = "sending"
@@ -217,7 +225,10 @@ class Operation:
                 "there a consumer of rabbitdlq at work, and the journal readable?"
             )
         elif failed / sent > canary.abort_above:
-            report.aborted = f"{failed} of the {sent} sent first failed again, more than {canary.abort_above:.0%}"
+            report.aborted = (
+                f"of the {sent} sent first {counts['back']} are back and {counts['retrying']} failed and are tried "
+                f"again, more than {canary.abort_above:.0%}"
+            )
 
     def _act(
         self, runner: Runner, log: RunLog, outcomes: Outcomes | None
@@ -230,8 +241,11 @@ class Operation:
             runner.put_back(held)
             unsent(held)
 
+        def halted() -> bool:
+            return runner.is_halted
+
         async def act(letters: AsyncIterator[Held]) -> None:
-            batches = Batches[Held](log, Pace(self.rate, self.stop), lambda held: held.traits.key, put_back)
+            batches = Batches[Held](log, Pace(self.rate, self.stop), lambda held: held.traits.key, put_back, halted)
             if self.name == "drop":
                 await runner.destroy(letters, batches, self.archive)
                 return
@@ -270,7 +284,7 @@ async def _expected(letters: AsyncIterator[Held], outcomes: Outcomes) -> AsyncIt
 
 async def runs_of(desk: Desk) -> dict[str, RunState]:
     """All runs that the journal still knows, oldest first."""
-    reading = read_journal(desk.connection, desk.topology, desk.writer)
+    reading = read_journal(desk.connection, desk.topology, desk.writer, timeout=JOURNAL_TIMEOUT)
     events: list[JournalEvent] = [event async for event in reading if event.run is not None]
     return read_runs(events)
 
@@ -294,8 +308,7 @@ async def resumable(desk: Desk, run: str, operation: str) -> RunState:
         raise ConfigurationError(f"run {run!r} is done: there is nothing to go on with")
     if not state.is_planned:
         raise ConfigurationError(
-            f"run {run!r} ended before its plan was written: start a new one; what it did is not in the journal"
-            if state.sending
-            else f"run {run!r} ended before its plan was written, and nothing was done: start a new one"
+            f"run {run!r} ended before its plan was in the journal: start a new one; what it did, if anything, is not "
+            "known"
         )
     return state

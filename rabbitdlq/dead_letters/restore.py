@@ -1,5 +1,6 @@
 """Putting archived letters back into the dead-letter queue."""
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -17,6 +18,10 @@ from rabbitdlq.dead_letters.traits import traits_of
 from rabbitdlq.errors import BrokerUnavailable, ConfigurationError, PublishUnconfirmed, RabbitDLQError
 
 __all__ = ["Restoring"]
+
+
+#: letters of a file that are read before the event loop gets its turn
+BREATHE_EVERY = 100
 
 
 @dataclass(slots=True)
@@ -40,7 +45,11 @@ class Restoring:
         """Do it; the browser holds the lock. Raises as :meth:`Operation.run` does."""
         operation, desk, report = self._operation, self._operation.desk, self._report
         queue = desk.topology.name
-        keys = [self._key_of(letter) for letter in self._archive]
+        keys: list[str] = []
+        for letter in self._archive:
+            keys.append(self._key_of(letter))
+            if len(keys) % BREATHE_EVERY == 0:
+                await asyncio.sleep(0)  # a large file takes longer than the broker waits for a heartbeat
         state = operation.resumed
         if state is not None and state.planned != keys:
             raise ConfigurationError(
@@ -98,7 +107,9 @@ class Restoring:
         self, keys: list[str], present: Counter[str], done: Counter[str], in_flight: frozenset[str]
     ) -> AsyncIterator[_Line]:
         """The letters that are not there; the file is read again, because memory may not hold it."""
-        for key, letter in zip(keys, self._archive, strict=False):
+        for place, (key, letter) in enumerate(zip(keys, self._archive, strict=False)):
+            if place % BREATHE_EVERY == 0:
+                await asyncio.sleep(0)
             if self._operation.stop.is_set() or self._fatal is not None:
                 return
             there = key if present[key] > 0 else self._renamed.get(key, key)
@@ -115,7 +126,7 @@ class Restoring:
         operation, report = self._operation, self._report
         dlq = operation.desk.topology.dlq
         pace = Pace(operation.rate, operation.stop)
-        batches = Batches[_Line](log, pace, lambda line: line.key, lambda _: None)
+        batches = Batches[_Line](log, pace, lambda line: line.key, lambda _: None, lambda: self._fatal is not None)
         stream = PublishStream(operation.desk.link, WINDOW, PUBLISH_TIMEOUT)
         opened = batches.open(lines)
         async with aclosing(stream.run(opened, lambda line: restored(line.letter, dlq))) as reports:

@@ -37,6 +37,8 @@ class Known:
     in_flight: frozenset[str] = frozenset()
     #: whether the journal has heard of a letter's next lap: then it was sent
     overtaken: Callable[[Traits], bool] = lambda _: False
+    #: whether the broker may not have heard of all that was taken out: not if the run ended well before
+    leftovers: bool = True
 
 
 class Runner:
@@ -61,7 +63,7 @@ class Runner:
         self._left.subtract(self._known.done)
         self._left = +self._left
         #: known to be done, and still in the queue perhaps
-        self._gone = Counter(self._known.done)
+        self._gone = Counter(self._known.done if self._known.leftovers else ())
         self._done_keys: set[str] = set(self._known.done)
         self._copies: list[Held] = []
         self._most: int | None = None

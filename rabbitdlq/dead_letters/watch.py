@@ -17,6 +17,7 @@ Outcome = Literal["recovered", "back", "retrying", "open"]
 _TOLD: dict[str, tuple[Outcome, tuple[Outcome, ...]]] = {
     names.SUCCEEDED: ("recovered", ("open", "retrying")),
     names.RECOVERED: ("recovered", ("retrying", "open")),
+    names.DROPPED: ("recovered", ("retrying", "open")),  # by its handler: nobody needs it any more
     names.PARKED: ("back", ("retrying", "open")),
     names.FAILED: ("retrying", ("open",)),
 }
@@ -65,12 +66,9 @@ class Outcomes:
         """How many letters stand how."""
         return {outcome: self._counts[outcome] for outcome in ("recovered", "back", "retrying", "open")}
 
-    async def ended(self, within: timedelta, stop: asyncio.Event, *, first_failure: bool) -> None:
-        """Return when every letter has ended, the time is over, or ``stop`` is set.
-
-        With ``first_failure`` one that failed counts as ended, whatever its later attempts bring.
-        """
-        waiting: tuple[Outcome, ...] = ("open",) if first_failure else ("open", "retrying")
+    async def ended(self, within: timedelta, stop: asyncio.Event) -> None:
+        """Return when every letter has recovered or is back, the time is over, or ``stop`` is set."""
+        waiting: tuple[Outcome, ...] = ("open", "retrying")
         loop = asyncio.get_running_loop()
         deadline = loop.time() + within.total_seconds()
         stopping = asyncio.create_task(stop.wait())

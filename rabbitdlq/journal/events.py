@@ -53,6 +53,8 @@ class JournalEvent(BaseModel):
     duration_ms: float | None = None
     reason: str | None = None
     park_id: str | None = None
+    #: of a replayed message: the park id of the dead letter it was
+    replay_id: str | None = None
     #: operator actions: who did it, from where, as which account, on how many and which
     who: str | None = None
     amqp_user: str | None = None
@@ -199,6 +201,8 @@ def _of_attempt(event: str, message: Message, worker: str, at: datetime, more: d
         "worker": worker,
         **more,
     }
+    if message.lap > 1 and (replay_id := message.properties.table.text(names.REPLAY_ID)) is not None:
+        values["replay_id"] = replay_id
     return Entry(event, at, message.queue, message.id, message.attempt, to_json(values, exclude_none=True))
 
 

@@ -46,7 +46,7 @@ class HistoryIndex:
         """Take in one event; one that is known already, or says nothing of an attempt, changes nothing."""
         if event.message_id is None:
             return
-        if event.event in {names.PARKED, names.RECOVERED}:
+        if event.event in {names.PARKED, names.RECOVERED, names.DROPPED}:
             self.forget(event.message_id, event.lap or 1, event.at)
             return
         record = event.record

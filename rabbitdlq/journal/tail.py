@@ -10,7 +10,7 @@ import structlog
 from rabbitdlq import names
 from rabbitdlq.broker import Channel, Connection, ConsumingChannel, Delivery, close_channel, new_id, translated
 from rabbitdlq.broker.connection import CONNECT_TIMEOUT
-from rabbitdlq.errors import BrokerError, BrokerUnavailable
+from rabbitdlq.errors import BrokerError, BrokerUnavailable, PublishUnconfirmed
 from rabbitdlq.journal.events import JournalEvent, marker
 from rabbitdlq.journal.writer import JournalWriter
 from rabbitdlq.topology import Topology
@@ -206,6 +206,8 @@ async def _end(reader: JournalReader, events: "asyncio.Queue[JournalEvent | None
     """Put the end's sign into the queue once everything before it is there."""
     try:
         await reader.sync(timeout)
+    except (BrokerUnavailable, PublishUnconfirmed):
+        raise  # what comes behind was not read: that must not look like the end
     except BrokerError as error:
         log.debug("journal_marker_unwritable", error=str(error))
         quiet, deadline = 0, asyncio.get_running_loop().time() + timeout.total_seconds()

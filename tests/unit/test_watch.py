@@ -73,22 +73,20 @@ def test_what_was_not_sent_after_all_is_not_waited_for() -> None:
 async def test_waiting_ends_with_the_last_letter_with_the_time_or_when_it_is_stopped() -> None:
     stop, long = asyncio.Event(), timedelta(seconds=60)
     outcomes = Outcomes()
-    await asyncio.wait_for(outcomes.ended(long, stop, first_failure=False), 5)
+    await asyncio.wait_for(outcomes.ended(long, stop), 5)
     outcomes.expect("a", 2)
     outcomes.expect("b", 2)
 
-    first = asyncio.create_task(outcomes.ended(long, stop, first_failure=True))
-    last = asyncio.create_task(outcomes.ended(long, stop, first_failure=False))
+    last = asyncio.create_task(outcomes.ended(long, stop))
     outcomes.take(told(names.FAILED))
     await asyncio.sleep(0)
-    assert not first.done()
     outcomes.take(told(names.SUCCEEDED, "b"))
-    await asyncio.wait_for(first, 5)
-    assert not last.done()
+    await asyncio.sleep(0.05)
+    assert not last.done(), "one is on the ladder"
     stop.set()
     await asyncio.wait_for(last, 5)
 
-    await asyncio.wait_for(outcomes.ended(timedelta(milliseconds=10), asyncio.Event(), first_failure=False), 5)
+    await asyncio.wait_for(outcomes.ended(timedelta(milliseconds=10), asyncio.Event()), 5)
     assert outcomes.counts()["retrying"] == 1
 
 
@@ -96,7 +94,7 @@ async def test_very_many_letters_are_followed_without_counting_them_anew_each_ti
     outcomes, many = Outcomes(), 20_000
     for number in range(many):
         outcomes.expect(str(number), 2)
-    waiting = asyncio.create_task(outcomes.ended(timedelta(seconds=60), asyncio.Event(), first_failure=False))
+    waiting = asyncio.create_task(outcomes.ended(timedelta(seconds=60), asyncio.Event()))
     began = time.process_time()
     for number in range(many):
         outcomes.take(told(names.SUCCEEDED, str(number)))
