@@ -231,6 +231,10 @@ class Shell:
         """Run a shell script in which ``$rabbitdlq`` is the program."""
         return await (await self.start(script=text)).end()
 
+    async def one_by_one(self, *commands: Sequence[str], **options: Any) -> list[Done]:
+        """Run commands that would be in each other's way."""
+        return [await self(*words, **options) for words in commands]
+
     async def together(self, *commands: Sequence[str], **options: Any) -> list[Done]:
         """Run commands that do not depend on each other, as many at a time as there are processors for."""
         slots = asyncio.Semaphore(os.cpu_count() or 1)

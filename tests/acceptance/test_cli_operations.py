@@ -29,7 +29,8 @@ async def test_a_dry_run_tells_what_would_be_done_and_does_nothing(shell: Shell)
     await park(shell.bench, shell.topology, b"{}", first=3, headers=Headers({names.LAP: 3}))
     replay, queue = ("dlq", "replay", shell.queue), shell.queue
 
-    table, as_json, lost, drop, listed, shown = await shell.together(
+    # one after the other: each of them holds the queue while it looks
+    table, as_json, lost, drop, listed, shown = await shell.one_by_one(
         ("--read-only", *replay, "--all", "--dry-run"),
         (*replay, "m0", "m1", "nope", "--dry-run", "--json"),
         (*replay, "--all", "--dry-run", "--to", "nowhere"),
