@@ -13,6 +13,7 @@ one another, because of several channels that die together the order is lost.
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from types import TracebackType
 from typing import Self
@@ -179,20 +180,26 @@ class Browser:
             raise
         return self
 
-    async def read(self, limit: int | None = None) -> AsyncGenerator[Held, None]:
+    async def read(self, limit: int | None = None, *, acting: bool = False) -> AsyncGenerator[Held, None]:
         """The letters that were there at entering, oldest first, at most ``limit``.
 
-        Memory is bounded: what the caller does not keep is gone. Ends early where somebody else took letters away.
+        ``acting``: some are removed while the others are still read. What the caller does not keep is gone from memory.
+        Ends early where somebody else took letters away.
         """
-        async with contextlib.aclosing(self._take(limit)) as deliveries:
+        async with contextlib.aclosing(self._take(limit, acting)) as deliveries:
             async for delivery in deliveries:
                 yield Held(self, self._topology.name, delivery)
 
-    async def _take(self, limit: int | None) -> AsyncGenerator[Delivery, None]:
-        """The letters, one after the other, while the next ones are on their way."""
+    async def _take(self, limit: int | None, acting: bool = False) -> AsyncGenerator[Delivery, None]:
+        """The letters, one after the other, while the next ones are on their way.
+
+        Removing one makes room for another. Where that comes while its consumer is cancelled, the broker puts it
+        behind the rest (seen on 3.10). So nothing is handed out to be removed before its consumer is gone.
+        """
         left = self.count - self._taken if limit is None else min(limit, self.count - self._taken)
         while left > 0 and not self._ended_early:
-            size = self._size_for(left)
+            size = self._size_for(left, acting)
+            kept: deque[Delivery] = deque()
             channel, arrived = await self._consume(size)
             self._consuming.append(channel)
             seen = 0
@@ -205,13 +212,17 @@ class Browser:
                 self._largest = max(self._largest, delivery.size)
                 if self._on_progress is not None:
                     self._on_progress(self._taken, self.count)
-                yield delivery
-            # what one that was acknowledged meanwhile made room for is held, too, and comes first the next time
+                if acting:
+                    kept.append(delivery)
+                else:
+                    yield delivery
             await self._cancel(channel)
             left -= seen
             self._ended_early = seen < size
+            while kept:
+                yield kept.popleft()
 
-    def _size_for(self, left: int) -> int:
+    def _size_for(self, left: int, acting: bool) -> int:
         """How many to take at once: some to learn their size; all if they are small; else as many as may be held."""
         fitting = max(1, CHUNK_BYTES // (self._largest + 1))
         known = 0
@@ -220,7 +231,7 @@ class Browser:
             if self._taken < known:
                 return min(left, sample, fitting)
         most = min(left, MAX_PREFETCH)
-        if most * (self._largest + HELD_BYTES) <= WHOLE_BYTES:
+        if not acting and most * (self._largest + HELD_BYTES) <= WHOLE_BYTES:
             return most
         return min(left, LARGEST_CHUNK, fitting)
 

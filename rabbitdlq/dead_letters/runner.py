@@ -100,7 +100,7 @@ class Runner:
             self._met = self._seen = 0
             if letters is None:
                 self._round_began = asyncio.get_running_loop().time()
-                letters = self._browser.read()
+                letters = self._browser.read(acting=True)
             async with aclosing(letters) as reading, aclosing(self._chosen(reading)) as chosen:  # type: ignore[type-var]
                 await self._to_the_end(act(chosen))
             await self._remove_copies()

@@ -184,6 +184,7 @@ async def test_a_full_queue_that_drops_loses_messages(bench: Bench, broker: Brok
     topology = await bench.declared()
     queue = await bench.raw.queue(f"{topology.name}-drops", x_max_length=4, x_message_ttl=60_000)
     await counted(broker, queue)
+    await until(lambda: _room_is(bench, broker, topology, queue, "would be LOST"), "fresh figures")
     found = await look(bench.url, topology, Target.of_queue(queue), ask=broker.management_url)
 
     assert found["room"][0] == "error"

@@ -85,11 +85,14 @@ async def test_a_run_that_loses_its_line_loses_no_letter(bench: Bench, lost: str
     ids = await park(bench, topology, *(b"%d" % number for number in range(200)))
 
     async with Proxy(bench.url) as proxy, DLQManager(topology, url=proxy.url) as dlq:
+        frozen = False
 
         def watch(report: RunReport) -> None:
+            nonlocal frozen
             if lost == "line" and report.done == 50 and not report.stayed:
                 proxy.cut()
-            elif lost == "confirms" and report.done == 1:
+            elif lost == "confirms" and report.done == 1 and not frozen:
+                frozen = True
                 publishing = proxy.lines[1]  # the second connection of a manager is for publishes
                 proxy.freeze(lambda line: line is publishing, towards=("client",))
 
