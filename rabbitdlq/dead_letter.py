@@ -20,6 +20,7 @@ from rabbitdlq.texts import printable
 from rabbitdlq.wire import Headers, Properties, decoded, remembered
 
 __all__ = [
+    "SHOWN_PROPERTIES",
     "AttemptRecord",
     "DeadLetter",
     "harmless",
@@ -33,6 +34,19 @@ __all__ = [
 
 #: a thousand years: no handler ran longer
 _LONGEST_MS = 3.2e13
+#: properties that are for people: in a letter's JSON, and for conditions
+SHOWN_PROPERTIES = (
+    "content_type",
+    "content_encoding",
+    "delivery_mode",
+    "priority",
+    "correlation_id",
+    "reply_to",
+    "message_id",
+    "timestamp",
+    "type",
+    "app_id",
+)
 #: direct reply-to is bound to the channel of the requester: the broker refuses it on a republish
 DIRECT_REPLY_TO = "amq.rabbitmq.reply-to"
 
@@ -278,19 +292,7 @@ def jsonable(value: Any, levels: int = 200) -> Any:  # noqa: PLR0911 - one retur
 
 
 def _plain_properties(properties: Properties) -> dict[str, Any]:
-    shown = (
-        "content_type",
-        "content_encoding",
-        "delivery_mode",
-        "priority",
-        "correlation_id",
-        "reply_to",
-        "message_id",
-        "timestamp",
-        "type",
-        "app_id",
-    )
-    values = {name: getattr(properties, name) for name in shown}
+    values = {name: getattr(properties, name) for name in SHOWN_PROPERTIES}
     return {name: jsonable(value) for name, value in values.items() if value is not None}
 
 

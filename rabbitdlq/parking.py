@@ -50,8 +50,6 @@ _LEFT_BEHIND = frozenset(
 )
 #: what the broker would refuse or act on in a letter that is put back
 _NOT_AGAIN = names.ROUTING_HEADERS | {"expiration", "user_id", "reply_to"}
-#: what a queue adds to each delivery
-_COUNTS = names.DELIVERY_COUNTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +251,7 @@ def restored_properties(wire: Properties, id: str) -> Properties:
     """
     clean, moved = harmless(wire)
     refused = {name: value for name, value in moved.items() if name in _NOT_AGAIN}
-    headers = wire.table.without(lambda name: name in names.ROUTING_HEADERS or name in _COUNTS)
+    headers = wire.table.without(lambda name: name in names.ROUTING_HEADERS or name in names.DELIVERY_COUNTS)
     own: dict[str, Any] = {}
     text = _original_json({**read_original(headers.text(names.ORIGINAL)), **refused}, ORIGINAL_BYTES) if refused else ""
     if text:

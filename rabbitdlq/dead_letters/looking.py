@@ -1,6 +1,6 @@
 """Looking at dead letters: the bodies of what :class:`DLQManager` reads, and the shapes it gives."""
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ from rabbitdlq.dead_letters.selection import Selection
 from rabbitdlq.errors import AmbiguousDeadLetter, DeadLetterNotFound, EntityNotFound
 from rabbitdlq.topology import Topology
 
-__all__ = ["QueueSummary", "find", "read_letters", "summarize"]
+__all__ = ["QueueSummary", "ambiguous", "find", "not_found", "read_letters", "summarize"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +91,22 @@ async def read_letters(
                     return
 
 
+def not_found(topology: Topology, wanted: str, narrowed: str = "") -> DeadLetterNotFound:
+    """No letter has that id; ``narrowed`` says among which."""
+    return DeadLetterNotFound(
+        f"no dead letter {wanted!r} in {topology.dlq!r}{narrowed}; 'rabbitdlq dlq list {topology.name}' shows those "
+        "there are"
+    )
+
+
+def ambiguous(topology: Topology, wanted: str, count: int, park_ids: Sequence[str]) -> AmbiguousDeadLetter:
+    """Several letters have that id; a park id is empty where the broker parked one."""
+    named = ", ".join(park_id or "(parked bare, no park id)" for park_id in park_ids[:20])
+    return AmbiguousDeadLetter(
+        f"{count} dead letters in {topology.dlq!r} have the id {wanted!r}; name one by its park id: {named}"
+    )
+
+
 async def find(browser: Browser, topology: Topology, wanted: str) -> list[Held]:
     """The one letter with that message id or park id, the oldest of several that are equal in all, then its copies.
 
@@ -102,14 +118,9 @@ async def find(browser: Browser, topology: Topology, wanted: str) -> list[Held]:
             if wanted in (held.letter.id, held.letter.park_id):
                 found.append(held)
     if not found:
-        raise DeadLetterNotFound(
-            f"no dead letter {wanted!r} in {topology.dlq!r}; 'rabbitdlq dlq list {topology.name}' shows those there are"
-        )
+        raise not_found(topology, wanted)
     letters = [held.letter for held in found]
     distinct = {letter.copy_key or index for index, letter in enumerate(letters)}
     if len(distinct) > 1:
-        named = ", ".join(letter.park_id or "(parked bare, no park id)" for letter in letters[:20])
-        raise AmbiguousDeadLetter(
-            f"{len(distinct)} dead letters in {topology.dlq!r} have the id {wanted!r}; name one by its park id: {named}"
-        )
+        raise ambiguous(topology, wanted, len(distinct), [letter.park_id for letter in letters])
     return [found[0], *(held for held in found[1:] if held.letter.repeated)]

@@ -10,9 +10,10 @@ from typing import Any
 from rabbitdlq.dead_letter import iso
 from rabbitdlq.dead_letters.browse import Browser, Held
 from rabbitdlq.dead_letters.groups import Group, Grouping
+from rabbitdlq.dead_letters.looking import ambiguous, not_found
 from rabbitdlq.dead_letters.selection import Selection
 from rabbitdlq.dead_letters.traits import Traits
-from rabbitdlq.errors import AmbiguousDeadLetter, DeadLetterError, DeadLetterNotFound
+from rabbitdlq.errors import DeadLetterError
 from rabbitdlq.topology import Topology
 
 __all__ = ["Planner", "ReplayPlan"]
@@ -149,17 +150,14 @@ class Planner:
             for name in {traits.id, traits.key} & self._selection.ids:
                 by_id.setdefault(name, []).append(traits.key)
         problems: list[tuple[str, DeadLetterError]] = []
-        dlq = self._topology.dlq
         narrowed = "" if replace(self._selection, ids=frozenset()).everything else " that the other filters match"
         for id in sorted(self._selection.ids):
             keys = list(dict.fromkeys(by_id.get(id, [])))
             if not keys:
-                shown = f"'rabbitdlq dlq list {self._topology.name}' shows those there are"
-                problems.append((id, DeadLetterNotFound(f"no dead letter {id!r} in {dlq!r}{narrowed}; {shown}")))
+                problems.append((id, not_found(self._topology, id, narrowed)))
             elif len(keys) > 1 and id not in keys:
-                named = ", ".join("(parked bare, no park id)" if key.startswith("bare-") else key for key in keys[:20])
-                text = f"{len(keys)} dead letters in {dlq!r} have the id {id!r}; name one by its park id: {named}"
-                problems.append((id, AmbiguousDeadLetter(text)))
+                park_ids = ["" if key.startswith("bare-") else key for key in keys]
+                problems.append((id, ambiguous(self._topology, id, len(keys), park_ids)))
         return problems
 
     def _plan(self, found: int, problems: list[tuple[str, DeadLetterError]]) -> ReplayPlan:

@@ -19,7 +19,7 @@ from typing import Any
 
 from simpleeval import DEFAULT_OPERATORS, EvalWithCompoundTypes
 
-from rabbitdlq.dead_letter import DeadLetter
+from rabbitdlq.dead_letter import SHOWN_PROPERTIES, DeadLetter
 from rabbitdlq.durations import parse_duration
 from rabbitdlq.errors import ConfigurationError
 from rabbitdlq.wire import Properties
@@ -28,18 +28,6 @@ __all__ = ["NAMES", "Tally", "Where", "glob"]
 
 #: beyond this it is no condition that a person writes
 _LONGEST = 4_000
-_PROPERTIES = (
-    "content_type",
-    "content_encoding",
-    "delivery_mode",
-    "priority",
-    "correlation_id",
-    "reply_to",
-    "message_id",
-    "timestamp",
-    "type",
-    "app_id",
-)
 
 
 def _error(letter: DeadLetter) -> dict[str, str] | None:
@@ -48,7 +36,7 @@ def _error(letter: DeadLetter) -> dict[str, str] | None:
 
 
 def _properties(properties: Properties) -> dict[str, Any]:
-    return {name: getattr(properties, name) for name in _PROPERTIES}
+    return {name: getattr(properties, name) for name in SHOWN_PROPERTIES}
 
 
 #: what a condition can ask for; each is read when it is asked for
