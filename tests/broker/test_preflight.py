@@ -46,7 +46,7 @@ async def counted(address: BrokerAddress, queue: str) -> None:
     async def known() -> bool:
         async with ManagementApi(address.management_url) as api:
             state = await api.queue("/", queue)
-        return state is not None and state.policy is not None and state.consumers is not None
+        return state is not None and None not in (state.policy, state.consumers, state.messages)
 
     await until(known, f"figures of {queue}")
 
@@ -55,7 +55,7 @@ async def policy_known(address: BrokerAddress, queue: str, key: str) -> None:
     async def known() -> bool:
         async with ManagementApi(address.management_url) as api:
             state = await api.queue("/", queue)
-        return state is not None and key in (state.policy or {})
+        return state is not None and key in (state.policy or {}) and state.messages is not None
 
     await until(known, f"the policy of {queue}")
 
