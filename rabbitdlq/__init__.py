@@ -1,7 +1,19 @@
 """Retries with growing delays, a dead-letter queue with the whole story, and safe replay for RabbitMQ."""
 
 from rabbitdlq.broker import Connection, apply_topology, check_topology
-from rabbitdlq.consumer import Consumer, ConsumerSummary, Rule, Supervisor, SupervisorLink, SupervisorReport, handler
+from rabbitdlq.consumer import (
+    Breaker,
+    BreakerState,
+    Consumer,
+    ConsumerGroup,
+    ConsumerSummary,
+    Health,
+    Rule,
+    Supervisor,
+    SupervisorLink,
+    SupervisorReport,
+    handler,
+)
 from rabbitdlq.dead_letter import AttemptRecord, DeadLetter
 from rabbitdlq.dead_letters import (
     Canary,
@@ -21,6 +33,7 @@ from rabbitdlq.dead_letters import (
 from rabbitdlq.durations import exponential
 from rabbitdlq.errors import (
     AccessDenied,
+    AlreadyDone,
     AmbiguousDeadLetter,
     ArchiveError,
     BrokerError,
@@ -32,35 +45,57 @@ from rabbitdlq.errors import (
     Drop,
     EntityNotFound,
     External,
+    HandlersAbandoned,
+    IdempotencyError,
     LocalBrokerError,
     Permanent,
     PublishRefused,
     PublishUnconfirmed,
     RabbitDLQError,
     ReadOnly,
+    RetryAfter,
     RunNotFound,
     TopologyMismatch,
     Transient,
     Unroutable,
 )
+from rabbitdlq.idempotency import (
+    Claim,
+    IdempotencyStore,
+    MemoryStore,
+    PostgresStore,
+    RedisStore,
+    SQLiteStore,
+    record,
+    store_of,
+)
 from rabbitdlq.message import Message
+from rabbitdlq.metrics import ConsumerCollector
 from rabbitdlq.producer import Producer
+from rabbitdlq.rates import Rate
 from rabbitdlq.settings import load_topologies
+from rabbitdlq.status import StatusServer
 from rabbitdlq.topology import Topology, WorkBinding
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AccessDenied",
+    "AlreadyDone",
     "AmbiguousDeadLetter",
     "ArchiveError",
     "AttemptRecord",
+    "Breaker",
+    "BreakerState",
     "BrokerError",
     "BrokerUnavailable",
     "Canary",
+    "Claim",
     "ConfigurationError",
     "Connection",
     "Consumer",
+    "ConsumerCollector",
+    "ConsumerGroup",
     "ConsumerSummary",
     "DLQManager",
     "DeadLetter",
@@ -72,22 +107,33 @@ __all__ = [
     "External",
     "Finding",
     "Group",
+    "HandlersAbandoned",
+    "Health",
+    "IdempotencyError",
+    "IdempotencyStore",
     "LocalBrokerError",
+    "MemoryStore",
     "Message",
     "NumberRange",
     "Permanent",
+    "PostgresStore",
     "Producer",
     "PublishRefused",
     "PublishUnconfirmed",
     "QueueSummary",
     "RabbitDLQError",
+    "Rate",
     "ReadOnly",
+    "RedisStore",
     "ReplayPlan",
+    "RetryAfter",
     "Rule",
     "RunInfo",
     "RunNotFound",
     "RunReport",
+    "SQLiteStore",
     "Selection",
+    "StatusServer",
     "Story",
     "Supervisor",
     "SupervisorLink",
@@ -104,4 +150,6 @@ __all__ = [
     "exponential",
     "handler",
     "load_topologies",
+    "record",
+    "store_of",
 ]

@@ -201,7 +201,7 @@ class DeadLetter:
         routing_key = _first_text(headers.text(names.ROUTING_KEY), origin.routing_key if origin else None)
         kept, _ = harmless(wire)
         history = _read_history(headers.text(names.HISTORY))
-        attempts = headers.number(names.ATTEMPTS) if parked else _bare_attempts(queue, deaths)
+        attempts = headers.number(names.ATTEMPTS) if parked else _bare_attempts(queue, deaths, headers)
         return cls(
             id=printable(wire.message_id or derived_id(body, wire, routing_key)),
             body=body,
@@ -258,9 +258,7 @@ def _split(table: bytes) -> tuple[Headers, Mapping[str, Any]]:
 
 def harms(name: str) -> bool:
     """Whether a header of this name must not be published again: the broker's book-keeping, and extra routing."""
-    return (
-        name in names.BROKER_HEADERS or name in names.ROUTING_HEADERS or name.startswith(names.BROKER_HEADER_PREFIXES)
-    )
+    return names.is_brokers(name) or name in names.ROUTING_HEADERS
 
 
 def jsonable(value: Any, levels: int = 200) -> Any:  # noqa: PLR0911 - one return a type
@@ -312,13 +310,21 @@ def _bare_reason(queue: str, deaths: Sequence[Death]) -> str:
     return names.BROKER_REASONS.get(death.reason, printable(death.reason)) if death else "unknown"
 
 
-def _bare_attempts(queue: str, deaths: Sequence[Death]) -> int:
-    """The handler ran once before each wait in a rung, and once more where the last death is a rejection."""
+def _bare_attempts(queue: str, deaths: Sequence[Death], headers: Headers) -> int:
+    """The handler ran once before each wait in a rung, and once more where the last death is a rejection.
+
+    Before a wait to which a publish led it had failed as often as a header tells.
+    """
     waits = sum(
         death.count for death in deaths if death.reason == "expired" and death.queue.startswith(f"{queue}.retry.")
     )
     death = next((death for death in deaths if death.queue == queue), None)
-    return waits + (1 if death and death.reason == "rejected" else 0)
+    last = 1 if death and death.reason == "rejected" else 0
+    nacked = sum(death.count for death in deaths if death.queue == queue and death.reason == "rejected")
+    told = headers.number(names.FAILURES)
+    if told is not None and told >= 0 and nacked < waits + last:
+        return told + nacked
+    return waits + last
 
 
 def _read_failure(headers: Headers) -> Failure | None:

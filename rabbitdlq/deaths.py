@@ -41,6 +41,8 @@ class Arrival:
     counted: int
     exchange: str
     routing_key: str
+    #: it was put into a rung by a publish, and since then nacked that often; None where it climbed by nacks alone
+    nacked_since: int | None = None
 
 
 def parse_deaths(value: Any) -> tuple[Death, ...]:
@@ -100,9 +102,12 @@ def arrival(topology: Topology, exchange: str, routing_key: str, deaths: Sequenc
     ]
     failures = rungs[0][0] if rungs else 0
     origin = next((death for death in deaths if death.queue == topology.name and death.reason == "rejected"), None)
+    counted, nacked = sum(count for _, count in rungs), origin.count if origin else 0
     return Arrival(
         failures=failures,
-        counted=sum(count for _, count in rungs),
+        counted=counted,
         exchange=origin.exchange if origin else exchange,
         routing_key=origin.routing_key if origin else _name(routing_key),
+        # each nack is one death in the work queue and one in a rung; only a publish gets there without the first
+        nacked_since=nacked if counted == nacked + 1 else None,
     )

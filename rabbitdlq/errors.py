@@ -20,14 +20,21 @@
     │   ├── DeadLettersInUse          another operator holds the dead-letter queue
     │   └── RunNotFound               the journal knows of no such run
     ├── LocalBrokerError              the private node cannot be installed, started or stopped
+    ├── HandlersAbandoned             too many handlers did not end when they had to
+    ├── IdempotencyError              the store of what was done cannot be reached, or refuses
+    ├── AlreadyDone                   raised by ``record`` in a handler: this message's work was committed before
     ├── Transient                     raised by handlers: try again
+    │   └── RetryAfter                ... not before some time has gone by
     ├── External                      raised by handlers: a provider answered with an error; try again
     ├── Permanent                     raised by handlers: do not try again, park now
     └── Drop                          raised by handlers: nobody needs this message
 """
 
+from datetime import timedelta
+
 __all__ = [
     "AccessDenied",
+    "AlreadyDone",
     "AmbiguousDeadLetter",
     "ArchiveError",
     "BrokerError",
@@ -39,12 +46,15 @@ __all__ = [
     "Drop",
     "EntityNotFound",
     "External",
+    "HandlersAbandoned",
+    "IdempotencyError",
     "LocalBrokerError",
     "Permanent",
     "PublishRefused",
     "PublishUnconfirmed",
     "RabbitDLQError",
     "ReadOnly",
+    "RetryAfter",
     "RunNotFound",
     "TopologyMismatch",
     "Transient",
@@ -124,8 +134,32 @@ class LocalBrokerError(RabbitDLQError):
     """The private RabbitMQ node could not be installed, started or stopped."""
 
 
+class HandlersAbandoned(RabbitDLQError):
+    """So many handlers did not end when they had to that the process is better started anew."""
+
+
+class IdempotencyError(RabbitDLQError):
+    """The store of what was done cannot be reached, or refuses; whether it took the last word to it is not known."""
+
+
+class AlreadyDone(RabbitDLQError):
+    """Raised by ``record`` in a handler: this message's work was committed before. Roll back; the message is done."""
+
+
 class Transient(RabbitDLQError):
     """Raised by a handler: it may go better the next time. So is every exception that is not known to be another."""
+
+
+class RetryAfter(Transient):
+    """Raised by a handler: try again, and wait at least so long. The attempt counts as any other.
+
+    The message waits on the ladder's next rung that is slow enough, or on the slowest one ahead where none is.
+    """
+
+    def __init__(self, delay: timedelta | float, message: str = "") -> None:
+        """``delay``: a timedelta, or seconds as in the ``Retry-After`` of HTTP."""
+        self.delay = delay if isinstance(delay, timedelta) else timedelta(seconds=delay)
+        super().__init__(message or f"not before {self.delay.total_seconds():g} s have gone by")
 
 
 class External(RabbitDLQError):

@@ -62,6 +62,8 @@ class Message:
     exchange: str
     routing_key: str
     properties: Properties
+    #: what is claimed in the consumer's store of what was done; None without one, and for a message without a key
+    idempotency_key: str | None = None
 
     @property
     def headers(self) -> Mapping[str, Any]:
@@ -146,12 +148,7 @@ def derived_id(body: bytes, properties: Properties, routing_key: str) -> str:
 
 
 def _is_brokers(name: str) -> bool:
-    return (
-        name in names.BROKER_HEADERS
-        or name in names.ROUTING_HEADERS
-        or name.startswith(names.BROKER_HEADER_PREFIXES)
-        or name in names.OURS
-    )
+    return names.is_brokers(name) or name in names.ROUTING_HEADERS or name in names.OURS
 
 
 def created_at(properties: Properties) -> datetime | None:

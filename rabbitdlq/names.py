@@ -23,6 +23,8 @@ ORIGINAL = "dlq-original"
 REPEATED = "dlq-repeated"
 #: the message came without an id and got a derived one
 ID_DERIVED = "dlq-id-derived"
+#: on a message that was put into a rung by a publish, not by a nack: how often it had failed by then
+FAILURES = "dlq-failures"
 #: on a replayed message: the park id of the dead letter it was, the same on a copy that a crash sent twice
 REPLAY_ID = "dlq-replay-id"
 
@@ -41,6 +43,7 @@ OURS = frozenset(
         ROUTING_KEY,
         FIRST_FAILED_AT,
         PARKED_AT,
+        FAILURES,
         WORKER,
         LAP,
         PARK_ID,
@@ -60,6 +63,13 @@ BROKER_HEADERS = frozenset({"x-death", "x-delivery-count", "x-acquired-count"})
 #: of these, what a queue adds to each delivery
 DELIVERY_COUNTS = frozenset({"x-delivery-count", "x-acquired-count"})
 BROKER_HEADER_PREFIXES = ("x-first-death-", "x-last-death-")
+
+
+def is_brokers(name: str) -> bool:
+    """Whether the broker writes headers of this name."""
+    return name in BROKER_HEADERS or name.startswith(BROKER_HEADER_PREFIXES)
+
+
 #: extra routing: a republished message would reach the siblings again
 ROUTING_HEADERS = frozenset({"CC", "BCC"})
 
@@ -71,6 +81,8 @@ UNDECODABLE = "undecodable"
 INVALID = "invalid"
 #: the last attempt took too long
 TIMEOUT = "timeout"
+#: its handler was begun several times, and each time the process was gone before it ended
+CRASHED = "crashed"
 PUSHED = "pushed"
 #: deaths that the broker's own routes brought here, by its own words
 BROKER_REASONS = {
@@ -92,6 +104,11 @@ MOVED = "moved"
 RESTORED = "restored"
 #: a message that was replayed succeeded at the first attempt of its new lap
 SUCCEEDED = "succeeded"
+#: the handler could not do it now, and that spent no attempt
+POSTPONED = "postponed"
+#: a message that a crash had brought back: its handler begins, and has ended, however it did
+STARTED = "started"
+ENDED = "ended"
 #: an operator's run: what it is about to do, how far it has come; its end is the operation's own event
 RUN_STARTED = "run-started"
 RUN_PLANNED = "run-planned"

@@ -27,6 +27,7 @@ from rabbitdlq.wire import Properties
 
 __all__ = [
     "Parking",
+    "ladder_properties",
     "new_park_id",
     "park_properties",
     "quick_replay_properties",
@@ -231,6 +232,29 @@ def replay_properties(letter: DeadLetter) -> Properties:
     if letter.id_derived:
         own[names.ID_DERIVED] = True
     return clean.but(headers=headers.plus(own), message_id=letter.wire.message_id or letter.id)
+
+
+def ladder_properties(message: Message, failures: int) -> Properties:
+    """The properties with which a message is put into a rung by a publish: its own, and how often it has failed.
+
+    What would harm it there, an expiration before all, is moved as it is for a dead letter.
+    """
+    clean, moved = harmless(message.properties)
+    headers = clean.table.without(lambda name: name in names.OURS and name not in names.KEPT_ON_REPLAY)
+    own: dict[str, Any] = {
+        names.FAILURES: failures,
+        names.LAP: message.lap,
+        names.EXCHANGE: shorten(message.exchange, NAME_BYTES),
+        names.ROUTING_KEY: shorten(message.routing_key, NAME_BYTES),
+    }
+    before = message.properties.table.text(names.ORIGINAL)
+    kept = {name: value for name, value in moved.items() if not names.is_brokers(name)}
+    text = _original_json({**read_original(before), **kept}, ORIGINAL_BYTES)
+    if text:
+        own[names.ORIGINAL] = text
+    if not message.properties.message_id:
+        own[names.ID_DERIVED] = True
+    return clean.but(headers=headers.plus(own), message_id=message.properties.message_id or message.id)
 
 
 def quick_replay_properties(encoded: bytes, lap: int, park_id: str) -> bytes:

@@ -12,7 +12,7 @@ from rabbitdlq.broker.declare import (
     queue_counts,
 )
 from rabbitdlq.broker.hot_path import ConsumingChannel, Delivery
-from rabbitdlq.broker.link import PublishLink
+from rabbitdlq.broker.link import Blocked, PublishLink
 from rabbitdlq.broker.publisher import Outgoing, Publisher, new_id
 from rabbitdlq.broker.reader import original_properties
 from rabbitdlq.broker.stream import PublishReport, PublishStream
@@ -20,6 +20,7 @@ from rabbitdlq.broker.translate import cancelled_by_us, shown_url, translate, tr
 
 __all__ = [
     "DEFAULT_URL",
+    "Blocked",
     "Channel",
     "Connection",
     "ConsumingChannel",

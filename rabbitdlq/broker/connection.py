@@ -140,6 +140,10 @@ class Connection:
             async with asyncio.timeout(CLOSE_TIMEOUT.total_seconds()):
                 await self._raw.close()
 
+    def reset(self) -> None:
+        """End it at once; what the broker has not read yet, as on a connection that it has blocked, is forgotten."""
+        self.frames.reset()
+
     async def __aenter__(self) -> Self:
         return self
 

@@ -11,6 +11,8 @@ __all__ = [
     "BASIC_NACK",
     "BODY",
     "CHANNEL_CLOSE",
+    "CONNECTION_BLOCKED",
+    "CONNECTION_UNBLOCKED",
     "DELIVER",
     "FRAME",
     "GET_OK",
@@ -37,6 +39,7 @@ FRAME = struct.Struct(">BHI")
 METHOD, HEADER, BODY = 1, 2, 3
 RETURN, DELIVER, GET_OK, BASIC_ACK, BASIC_NACK = (struct.pack(">HH", 60, method) for method in (50, 60, 71, 80, 120))
 CHANNEL_CLOSE = struct.pack(">HH", 20, 40)
+CONNECTION_BLOCKED, CONNECTION_UNBLOCKED = (struct.pack(">HH", 10, method) for method in (60, 61))
 _PUBLISH = struct.pack(">HHH", 60, 40, 0)
 _END = b"\xce"
 _HEADER_START = struct.Struct(">BHIHHQ")

@@ -72,6 +72,10 @@ class Delivery:
         """Bytes of body and properties."""
         return len(self.body) + len(self._raw)
 
+    def forget(self) -> None:
+        """Keep what settling it takes, and none of its bytes."""
+        self.body = self._raw = b""
+
     def mentions(self, word: bytes) -> bool:
         """Whether these bytes stand somewhere in the properties, which need not be read to know."""
         return word in self._raw

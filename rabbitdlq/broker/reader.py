@@ -13,6 +13,8 @@ library's (opening, channels, declarations, errors), and take out what has to be
 """
 
 import asyncio
+import contextlib
+import socket
 import struct
 from collections.abc import Callable
 from typing import Any, cast
@@ -21,7 +23,18 @@ import aiormq.connection
 import aiormq.exceptions as lower
 from yarl import URL
 
-from rabbitdlq.broker.frames import CHANNEL_CLOSE, DELIVER, FRAME, GET_OK, HEADER, METHOD, RETURN
+from rabbitdlq.broker.frames import (
+    CHANNEL_CLOSE,
+    CONNECTION_BLOCKED,
+    CONNECTION_UNBLOCKED,
+    DELIVER,
+    FRAME,
+    GET_OK,
+    HEADER,
+    METHOD,
+    RETURN,
+    text_of,
+)
 from rabbitdlq.texts import shorten
 from rabbitdlq.wire import Properties
 
@@ -41,6 +54,9 @@ _CLOGGED_BYTES = 1_000_000
 #: seconds in which the library has to see some frame, or it takes the connection for dead
 _SIGN_OF_LIFE = 1.0
 
+#: close with a reset: what the other side has not read yet, it never will
+_RESET = struct.pack("ii", 1, 0)
+
 #: takes a frame's kind and payload; says whether it was its own
 Lifting = Callable[[int, bytes], bool]
 
@@ -59,13 +75,18 @@ class FrameTransport(aiormq.connection.TransportFactory):
         )
         self._reader: FrameReader | None = None
         self._writer: FrameWriter | None = None
+        #: is told why the broker has blocked the connection, and None when it goes on
+        self.on_blocked: Callable[[str | None], None] = lambda _: None
 
     async def create(self, url: URL, **kwargs: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """The pair of streams the library reads from and writes to."""
         reader, writer = await self._factory.create(url, **kwargs)
         self._writer = FrameWriter(writer)
-        self._reader = FrameReader(reader, self._writer.channel_closed)
+        self._reader = FrameReader(reader, self._writer.channel_closed, self._blocked)
         return cast(asyncio.StreamReader, self._reader), cast(asyncio.StreamWriter, self._writer)
+
+    def _blocked(self, reason: str | None) -> None:
+        self.on_blocked(reason)
 
     def lift(self, channel: int, taker: Lifting) -> None:
         """Give the frames of this channel to ``taker`` first; those it declines go to the library."""
@@ -83,6 +104,19 @@ class FrameTransport(aiormq.connection.TransportFactory):
         assert self._writer is not None
         self._writer.join(channel, frames)
 
+    def pause_reading(self) -> None:
+        """Leave what comes on this connection unread: once the buffers between are full, the broker waits.
+
+        Nothing is answered meanwhile, so whoever pauses must not wait for an answer before :meth:`resume_reading`.
+        """
+        assert self._reader is not None
+        self._reader.going.clear()
+
+    def resume_reading(self) -> None:
+        """Read on."""
+        assert self._reader is not None
+        self._reader.going.set()
+
     @property
     def is_clogged(self) -> bool:
         """Whether the socket takes no more for now."""
@@ -92,6 +126,11 @@ class FrameTransport(aiormq.connection.TransportFactory):
         """Return when the socket has taken most of what was written."""
         assert self._writer is not None
         await self._writer.drained()
+
+    def reset(self) -> None:
+        """End the connection by a TCP reset: a broker that does not read for now forgets what it has not read."""
+        if self._writer is not None:
+            self._writer.reset()
 
 
 class FrameWriter:
@@ -135,6 +174,13 @@ class FrameWriter:
         self._flush()
         await self._writer.drain()
 
+    def reset(self) -> None:
+        """Throw away what waits here and at the other end."""
+        self._joined, self._joined_bytes = [], 0
+        with contextlib.suppress(OSError, AttributeError):  # it is gone already
+            self._writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self._writer.transport.abort()
+
     def write(self, data: bytes) -> None:
         """Write the frames, all of one channel, that the library puts together."""
         self._flush()  # what was said before stays before
@@ -153,9 +199,15 @@ class FrameWriter:
 class FrameReader:
     """Takes whole frames out of the stream and hands the library's on. It has what aiormq calls, and no more."""
 
-    def __init__(self, reader: asyncio.StreamReader, on_channel_closed: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        on_channel_closed: Callable[[int], None] | None = None,
+        on_blocked: Callable[[str | None], None] | None = None,
+    ) -> None:
         self._reader = reader
         self._on_channel_closed = on_channel_closed
+        self._on_blocked = on_blocked
         #: of a frame whose end has not come yet
         self._rest = b""
         #: for the library
@@ -164,6 +216,9 @@ class FrameReader:
         self._told_at = 0.0
         #: who takes the frames of a channel before the library does
         self.lifted: dict[int, Lifting] = {}
+        #: while it is not set, nothing is read
+        self.going = asyncio.Event()
+        self.going.set()
 
     def at_eof(self) -> bool:
         """Never, as far as the library is told.
@@ -181,12 +236,23 @@ class FrameReader:
     async def readexactly(self, size: int) -> bytes:
         """``size`` bytes; raises :class:`asyncio.IncompleteReadError` at the end of the stream."""
         while len(self._ahead) < size:
+            if not self.going.is_set():
+                await self._pause()
+                continue
             chunk = await self._reader.read(_READ_BYTES)
             if not chunk:
                 raise asyncio.IncompleteReadError(self._ahead + self._rest, size)
             self._take(self._rest + chunk if self._rest else chunk)
         data, self._ahead = self._ahead[:size], self._ahead[size:]
         return data
+
+    async def _pause(self) -> None:
+        """Wait to be resumed; the library, which sees nothing come meanwhile, is told that the broker is alive."""
+        try:
+            async with asyncio.timeout(_SIGN_OF_LIFE):
+                await self.going.wait()
+        except TimeoutError:
+            self._ahead += _HEARTBEAT  # ahead are whole frames only, and none is left where more is asked for
 
     def _take(self, data: bytes) -> None:
         """Sort the whole frames: lifted ones to their takers, the others ahead for the library."""
@@ -223,6 +289,8 @@ class FrameReader:
                 self._watch_opening(payload)
             if method == CHANNEL_CLOSE and self._on_channel_closed is not None:
                 self._on_channel_closed(channel)
+            if method in (CONNECTION_BLOCKED, CONNECTION_UNBLOCKED) and self._on_blocked is not None:
+                self._on_blocked(text_of(payload[5 : 5 + payload[4]]) if method == CONNECTION_BLOCKED else None)
             if method in (DELIVER, RETURN, GET_OK):
                 payload = _legible(payload)
         elif kind == HEADER:

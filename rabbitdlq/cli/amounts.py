@@ -5,11 +5,10 @@ from datetime import timedelta
 
 from rabbitdlq.durations import parse_duration
 from rabbitdlq.errors import ConfigurationError
+from rabbitdlq.rates import Rate
 
 __all__ = ["parse_rate", "parse_share", "parse_wait"]
 
-_RATE = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*(?:/\s*([smh]))?", re.ASCII)
-_SECONDS = {"s": 1, "m": 60, "h": 3_600}
 _SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)\s*(%?)", re.ASCII)
 
 
@@ -21,11 +20,10 @@ def parse_rate(text: str | None) -> float | None:
     """
     if text is None:
         return None
-    match = _RATE.fullmatch(text.strip())
-    rate = float(match[1]) / _SECONDS[match[2] or "s"] if match else 0.0
-    if rate <= 0:
-        raise ConfigurationError(f"--rate: {text!r} is no rate above zero; write 50/s, 600/m or 1000/h")
-    return rate
+    try:
+        return Rate.parse(text).per_second
+    except ValueError as error:
+        raise ConfigurationError(f"--rate: {error}") from error
 
 
 def parse_share(text: str) -> float:

@@ -27,6 +27,9 @@ All = Annotated[bool, typer.Option("--all", help="All that are there now.")]
 Held = Annotated[bool, typer.Option("--held", help="Also those that came back too often (max_laps).")]
 Limit = Annotated[int | None, typer.Option(min=1, help="At most so many, the oldest.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="Also where the preflight finds that letters would be lost, or none arrive.")
+]
 Rate = Annotated[str | None, typer.Option(metavar="RATE", help="At most so fast: 50/s, 600/m.")]
 Resume = Annotated[str | None, typer.Option(metavar="RUN", help="Go on with a run that was stopped or killed.")]
 Archive = Annotated[
@@ -48,6 +51,7 @@ def replay(
     to_exchange: Annotated[str | None, typer.Option(metavar="NAME", help="Through this exchange.")] = None,
     to_routing_key: Annotated[str | None, typer.Option(metavar="KEY", help="With this key; needs an exchange.")] = None,
     dry_run: DryRun = False,
+    force: Force = False,
     rate: Rate = None,
     canary: Annotated[int | None, typer.Option(min=1, help="Send so many first, and see what becomes of them.")] = None,
     wait: Annotated[str | None, typer.Option(metavar="TIME", help="For them, or with --watch for all; 2m.")] = None,
@@ -61,6 +65,7 @@ def replay(
     """Send dead letters back to the work queue each came from, for a new lap with all attempts.
 
     The set is frozen when it starts. A letter that cannot be sent stays, and is named. Ctrl-C stops between two.
+    Before the first is sent a preflight looks whether they would arrive and stay there.
     """
     options = options_of(context)
     chosen = _chosen("replay", selection, ids, everything, held, limit, resume)
@@ -81,7 +86,20 @@ def replay(
     def work(manager: DLQManager, **common: object) -> Awaitable[RunReport]:
         if resume is not None:
             return manager.resume(resume, "replay", rate=speed, canary=first, watch=watching, **common)  # type: ignore[arg-type]
-        return manager.replay(chosen, to=target, rate=speed, canary=first, watch=watching, **common)  # type: ignore[arg-type]
+
+        async def look(plan: ReplayPlan) -> None:
+            findings = await manager.preflight(plan, to=target, management_url=options.management_url)
+            _tell_concerns(findings, options, force=force)
+
+        return manager.replay(
+            chosen,
+            to=target,
+            rate=speed,
+            canary=first,
+            watch=watching,
+            before=look,
+            **common,  # type: ignore[arg-type]
+        )
 
     _carry_out(options, queue, "replaying", work, as_json, selection)
 
@@ -141,10 +159,12 @@ def _drop(
         plan = run(_plan(options, queue, chosen))
         if dry_run:
             _print_plan(plan, None, as_json)
+            tell_failures(chosen)
             return
         if not plan.count:
             say(f"none of the {plan.found:,} dead letters of {queue} belong to it")
             _tell_problems(plan)
+            tell_failures(chosen)
             raise typer.Exit(1 if plan.problems else 0)
         # asked outside of the event loop, where Ctrl-C ends a question at once
         confirm(_question(plan, queue, archive), "nothing was deleted")
@@ -310,6 +330,15 @@ def _show_plan(options: Options, queue: str, chosen: Selection, target: Target |
     _print_plan(plan, target, as_json, findings)
     tell_failures(chosen)
     if any(finding.level == "error" for finding in findings):
+        raise typer.Exit(1)
+
+
+def _tell_concerns(findings: Sequence[Finding], options: Options, *, force: bool) -> None:
+    """Say what speaks against it; exits with 1 where letters would be lost or none arrive, unless that is forced."""
+    for line in render_runs.concerns(findings, asked_management=options.management_url is not None):
+        say(line)
+    if not force and any(finding.level == "error" for finding in findings):
+        say("nothing was sent; --dry-run shows all that is known, --force sends them all the same")
         raise typer.Exit(1)
 
 

@@ -1,24 +1,31 @@
-"""``rabbitdlq consume``: run a handler on a work queue."""
+"""``rabbitdlq consume``: run handlers on work queues."""
 
 import asyncio
+import contextlib
 import importlib
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Annotated, Protocol, TypeVar
+from functools import partial
+from typing import Annotated, Protocol, TypeVar, cast
 
 import typer
 
 from rabbitdlq.cli.options import Options, options_of, run, say
-from rabbitdlq.consumer import Consumer, ConsumerSummary, Handler
+from rabbitdlq.cli.queue_options import count, per_queue
+from rabbitdlq.consumer import Breaker, Consumer, ConsumerGroup, ConsumerSummary, Handler
+from rabbitdlq.consumer.isolation import Isolation
+from rabbitdlq.consumer.slots import Order
 from rabbitdlq.consumer.supervised import SupervisorLink
 from rabbitdlq.consumer.supervisor import Supervisor
 from rabbitdlq.durations import parse_duration
 from rabbitdlq.errors import ConfigurationError
 from rabbitdlq.logs import configure_logs
+from rabbitdlq.rates import Rate
+from rabbitdlq.status import StatusServer
 
 __all__ = ["consume", "load_handler"]
 
@@ -27,14 +34,35 @@ T_co = TypeVar("T_co", covariant=True)
 
 def consume(
     context: typer.Context,
-    queue: Annotated[str, typer.Argument(metavar="QUEUE", help="The work queue, one of the topology file.")],
+    queues: Annotated[list[str], typer.Argument(metavar="QUEUE...", help="The work queues, of the topology file.")],
     handler: Annotated[
-        str, typer.Option(metavar="MODULE:FUNCTION", help="What to call with each message, found from here.")
+        list[str],
+        typer.Option(metavar="[QUEUE=]MODULE:FUNCTION", help="What to call with each message, found from here."),
     ],
-    concurrency: Annotated[int, typer.Option(min=1, help="Handlers at a time.")] = 10,
-    prefetch: Annotated[
-        int | None, typer.Option(min=1, help="Unacknowledged messages; twice the concurrency unless given.")
+    concurrency: Annotated[
+        list[str] | None, typer.Option(metavar="[QUEUE=]N", help="Handlers at a time, of each queue; 10.")
     ] = None,
+    prefetch: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[QUEUE=]N", help="Unacknowledged messages; twice the concurrency unless given."),
+    ] = None,
+    rate: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[QUEUE=]RATE", help="So many are begun, evenly, of each queue: 5/s, 100/m, 1000/h."),
+    ] = None,
+    slots: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Handlers at a time, over all queues; all there are.")
+    ] = None,
+    priority: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[QUEUE=]N", help="Who gets a slot first where they are scarce: the higher number; 1."),
+    ] = None,
+    order: Annotated[
+        str, typer.Option(metavar="ORDER", help="strict, or weighted: slots in the ratio of the priorities.")
+    ] = "strict",
+    breaker: Annotated[
+        bool, typer.Option("--breaker/--no-breaker", help="Pause while most attempts fail by something outside.")
+    ] = True,
     drain: Annotated[bool, typer.Option("--drain", help="End when work queue and ladder are empty.")] = False,
     processes: Annotated[
         int, typer.Option(min=1, help="Processes, each with that concurrency; one that dies is restarted.")
@@ -45,6 +73,38 @@ def consume(
     hard_timeout: Annotated[
         str | None, typer.Option(metavar="TIME", help="One that goes on all the same is given up; 15m.")
     ] = None,
+    isolation: Annotated[
+        str | None,
+        typer.Option(metavar="WHERE", help="Where handlers run: async (plain functions in a thread), thread, process."),
+    ] = None,
+    max_memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="With --isolation process: of each process, like 512MiB.")
+    ] = None,
+    idempotency: Annotated[
+        str | None,
+        typer.Option(
+            envvar="RABBITDLQ_IDEMPOTENCY",
+            metavar="URL",
+            help="Where to keep what was done, so that a message that comes twice is handled once: sqlite:FILE, "
+            "redis://..., postgresql://..., memory:.",
+        ),
+    ] = None,
+    lease: Annotated[
+        str | None, typer.Option(metavar="TIME", help="How long its claims outlive a dead process; the hard timeout.")
+    ] = None,
+    status_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65_535,
+            metavar="PORT",
+            help="Serve /live, /health and /metrics there; with --processes the first one there, the second on the "
+            "next port, and so on. 0 takes a free one.",
+        ),
+    ] = None,
+    status_host: Annotated[
+        str, typer.Option(metavar="HOST", help="The address to serve them on; 0.0.0.0 for probes from other hosts.")
+    ] = "127.0.0.1",
     grace: Annotated[str, typer.Option(help="How long handlers may go on after SIGTERM or Ctrl-C.")] = "30s",
     log_format: Annotated[
         str, typer.Option(envvar="RABBITDLQ_LOG_FORMAT", help="console, json, or auto: console on a terminal.")
@@ -53,47 +113,99 @@ def consume(
         str, typer.Option(envvar="RABBITDLQ_LOG_LEVEL", help="debug (successes, too), info, warning, error, critical.")
     ] = "info",
 ) -> None:
-    """Consume a work queue: failures are retried on the ladder, and parked when the attempts are used up.
+    """Consume work queues: failures are retried on the ladder, and parked when the attempts are used up.
 
     SIGTERM or Ctrl-C: no more messages are taken, handlers get the grace time, the rest goes back untouched, and the
     exit code is 0. A second signal ends the grace time. With --processes all of this goes for all of them, and a
     third signal kills those that do not listen.
+
+    With several queues [QUEUE=] tells an option for one of them. --slots makes them share handlers; one slot for each
+    queue of a higher priority is always kept free of the others.
     """
     configure_logs(log_format, log_level)
     options = options_of(context)
     options.check_writable("consume")
-    topology, grace_time = options.topology(queue), _duration("--grace", grace)
+    topologies, grace_time = options.topologies(queues), _duration("--grace", grace)
+    # told here, and not by each of several processes
+    handlers = per_queue("--handler", handler, queues, lambda _, path: path)
+    concurrencies = per_queue("--concurrency", concurrency or ["10"], queues, count)
+    prefetches = per_queue("--prefetch", prefetch, queues, count)
+    rates = per_queue("--rate", rate, queues, _rate)
+    priorities = per_queue("--priority", priority, queues, count)
+    for name in queues:
+        if name not in handlers:
+            raise ConfigurationError(f"--handler: none for {name!r}; write --handler {name}=MODULE:FUNCTION")
+    isolated_in = None if isolation is None else Isolation.of(isolation, max_memory).where
     soft = None if soft_timeout is None else _duration("--soft-timeout", soft_timeout)
     hard = None if hard_timeout is None else _duration("--hard-timeout", hard_timeout)
+    lease_time = None if lease is None else _duration("--lease", lease)
     if processes > 1:
-        words = ["consume", queue, "--handler", handler, "--concurrency", str(concurrency), "--grace", grace]
-        words += ["--log-format", log_format, "--log-level", log_level]
-        words += [] if prefetch is None else ["--prefetch", str(prefetch)]
+        words = ["consume", *queues, "--grace", grace, "--log-format", log_format, "--log-level", log_level]
+        each = {"--handler": handler, "--concurrency": concurrency, "--prefetch": prefetch}
+        each |= {"--rate": rate, "--priority": priority}
+        words += [word for option, told in each.items() for text in told or () for word in (option, text)]
+        words += [] if slots is None else ["--slots", str(slots)]
+        words += ["--order", order] if len(queues) > 1 else []
+        words += [] if breaker else ["--no-breaker"]
         words += [] if soft_timeout is None else ["--soft-timeout", soft_timeout]
         words += [] if hard_timeout is None else ["--hard-timeout", hard_timeout]
+        words += [] if isolation is None else ["--isolation", isolation]
+        words += [] if max_memory is None else ["--max-memory", max_memory]
+        words += [] if lease is None else ["--lease", lease]
+        words += [] if status_port is None else ["--status-port", str(status_port), "--status-host", status_host]
         words += ["--drain"] if drain else []
-        _supervise(options, words, processes, drain)
+        # not among the words: a command is there for everybody to read, and a URL may have a password in it
+        secrets = {"RABBITDLQ_URL": options.url, "RABBITDLQ_IDEMPOTENCY": idempotency}
+        secrets["RABBITDLQ_MANAGEMENT_URL"] = options.management_url
+        _supervise(options, words, processes, drain, {name: told for name, told in secrets.items() if told})
         return
     with SupervisorLink() as link:
-        function = load_handler(handler)
-        consumer = Consumer(
-            topology,
-            function,
-            url=options.url,
-            concurrency=concurrency,
-            prefetch=prefetch,
-            drain=drain,
-            grace=grace_time,
-            soft_timeout=soft,
-            hard_timeout=hard,
-        )
-        if link.supervised:
-            run(link.run(consumer))  # the supervisor tells the numbers of all
-        else:
-            say(_told(run(_until_signal(consumer))))
+        functions = {path: load_handler(path) for path in dict.fromkeys(handlers.values())}
+        consumers = [
+            Consumer(
+                topology,
+                functions[handlers[topology.name]],
+                url=options.url,
+                concurrency=concurrencies[topology.name],
+                prefetch=prefetches.get(topology.name),
+                drain=drain,
+                grace=grace_time,
+                soft_timeout=soft,
+                hard_timeout=hard,
+                isolation=isolated_in,
+                max_memory=max_memory,
+                child_setup=partial(configure_logs, log_format, log_level),
+                breaker=Breaker() if breaker else None,
+                rate=rates.get(topology.name),
+                priority=priorities.get(topology.name, 1),
+                idempotency=idempotency,
+                lease=lease_time,
+                management_url=options.management_url,
+            )
+            for topology in topologies
+        ]
+        # one alone has nobody to share with, and is told of in one line if it fails
+        alone = len(consumers) == 1 and slots is None
+        group = consumers[0] if alone else ConsumerGroup(consumers, slots=slots, priority=cast(Order, order))
+        with _status_served(consumers, status_port, status_host, link.number):
+            if link.supervised:
+                run(link.run(group))  # the supervisor tells the numbers of all
+            else:
+                say(_told(run(_until_signal(group))))
 
 
-def _supervise(options: Options, words: Sequence[str], processes: int, drain: bool) -> None:
+def _status_served(
+    consumers: Sequence[Consumer], port: int | None, host: str, number: int
+) -> contextlib.AbstractContextManager[object]:
+    """The status server of process ``number``; nothing without a port."""
+    if port is None:
+        return contextlib.nullcontext()
+    return StatusServer(consumers, port + number - 1 if port else 0, host)
+
+
+def _supervise(
+    options: Options, words: Sequence[str], processes: int, drain: bool, environment: Mapping[str, str]
+) -> None:
     """Run the command with these words in several processes; exits with 1 if one did not end well."""
     # as we were started: the installed program does not look for modules of its own in the current directory
     python = [sys.executable] if os.getcwd() in sys.path else [sys.executable, "-P"]
@@ -101,8 +213,7 @@ def _supervise(options: Options, words: Sequence[str], processes: int, drain: bo
         [*python, "-m", "rabbitdlq", "--topology", str(options.topology_file), *words],
         processes,
         drain=drain,
-        # not among the words: a command is there for everybody to read, and the URL has a password in it
-        environment={**os.environ, "RABBITDLQ_URL": options.url},
+        environment={**os.environ, **environment},
     )
     report = run(_until_signal(supervisor))
     restarts = f", {report.restarts:,} restart{'s' if report.restarts > 1 else ''}" if report.restarts else ""
@@ -113,6 +224,10 @@ def _supervise(options: Options, words: Sequence[str], processes: int, drain: bo
 
 def _told(summary: ConsumerSummary) -> str:
     words = [f"{summary.succeeded:,} succeeded", f"{summary.retried:,} retried", f"{summary.parked:,} parked"]
+    if summary.skipped:
+        words.append(f"{summary.skipped:,} done before")
+    if summary.postponed:
+        words.append(f"{summary.postponed:,} postponed")
     if summary.dropped:
         words.append(f"{summary.dropped:,} dropped")
     if summary.released:
@@ -135,6 +250,13 @@ async def _until_signal(running: _Stoppable[T_co]) -> T_co:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, running.stop)
     return await running.run()
+
+
+def _rate(option: str, text: str) -> Rate:
+    try:
+        return Rate.parse(text)
+    except ValueError as error:
+        raise ConfigurationError(f"{option}: {error}") from error
 
 
 def _duration(option: str, text: str) -> timedelta:

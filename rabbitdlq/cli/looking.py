@@ -43,6 +43,10 @@ def summary(
             json_line(entry.as_json())
     else:
         display(render.summaries(found))
+    for entry in found:
+        if entry.in_use:
+            who = entry.held_by or "another operator is at it, and it is not known who"
+            say(f"the dead letters of {entry.queue} are in use: {who}; letters in their hands are not counted")
     if any(None in (entry.waiting, entry.dead, *entry.on_ladder.values()) for entry in found):
         say("some queues are missing: 'rabbitdlq topology apply' declares them")
 
@@ -111,8 +115,17 @@ def list_letters(
     rows = Rows(make, None if sort is None else parse_order(sort), limit or None)
 
     async def work() -> int:
+        there = 0
+
         async with DLQManager(topology, url=options.url) as manager:
-            with _progress(queue, quiet=as_json and sort is None) as on_progress:
+            with _progress(queue, quiet=as_json and sort is None) as tell:
+
+                def on_progress(read: int, count: int) -> None:
+                    nonlocal there
+                    there = count  # when it was locked: afterwards others may hold some of them
+                    if tell is not None:
+                        tell(read, count)
+
                 first = (limit or None) if sort is None else None
                 # closed before the connection is, also where the output fails: what was taken to look at goes back
                 async with aclosing(manager.each(first, selection, on_progress)) as letters:
@@ -121,7 +134,7 @@ def list_letters(
                             print(*make(letter), flush=True)
                         else:
                             rows.add(letter)
-            return await manager.count()
+            return there
 
     count = run(work())
     if as_json:

@@ -140,7 +140,8 @@ def summaries(found: Sequence[QueueSummary]) -> Table:
             safe(entry.queue),
             *(("missing" if count is None else f"{count:,}") for count in (entry.waiting,)),
             ladder,
-            *(("missing" if count is None else f"{count:,}") for count in (entry.dead, entry.consumers)),
+            "missing" if entry.dead is None else f"{entry.dead:,}{' ready, more in use' if entry.in_use else ''}",
+            "missing" if entry.consumers is None else f"{entry.consumers:,}",
         )
     return shown
 

@@ -10,7 +10,7 @@ from rabbitdlq.cli.render import groups, plain, plain_table, safe, time_text
 from rabbitdlq.dead_letters import Finding, ReplayPlan, RunInfo, RunReport, Target
 from rabbitdlq.durations import format_duration
 
-__all__ = ["ago", "lines", "plan", "table"]
+__all__ = ["ago", "concerns", "lines", "plan", "table"]
 
 _STYLES = {"error": "bold red", "warning": "yellow"}
 _DONE = {"replay": "replayed", "drop": "dropped", "move": "moved", "restore": "restored"}
@@ -52,6 +52,14 @@ def plan(made: ReplayPlan, target: Target | None, findings: Sequence[Finding]) -
             checks.add_row(safe(finding.level, _STYLES.get(finding.level, "")), safe(finding.check), safe(finding.text))
         parts += ["", checks]
     return Group(*parts)
+
+
+def concerns(findings: Sequence[Finding], *, asked_management: bool) -> Iterator[str]:
+    """What speaks against sending; nothing where all is well. What is held is told by the report."""
+    for finding in findings:
+        noise = finding.level == "ok" or finding.check == "held"
+        if not noise and (asked_management or finding.level != "unknown"):
+            yield plain(f"preflight: {finding.level}: {finding.text}")
 
 
 def lines(report: RunReport, queue: str) -> Iterator[str]:

@@ -125,8 +125,12 @@ def moment(option: str, text: str) -> datetime:
 
 
 def tell_failures(selection: Selection) -> None:
-    """Say for how many letters the condition could not be evaluated, and why not for the first: it may be a typo."""
-    tally = None if selection.where is None else selection.where.tally
-    if tally is not None and tally.failures:
+    """Say for how many letters the condition could not be evaluated, and what no letter has: it may be a typo."""
+    if selection.where is None:
+        return
+    tally = selection.where.tally
+    if tally.failures:
         letters = "1 letter" if tally.failures == 1 else f"{tally.failures:,} letters"
         say(f"where: could not be evaluated for {letters}, which did not match: {plain(tally.first_failure or '')}")
+    if tally.unknown:
+        say(f"where: no letter that was asked has {plain(', '.join(tally.unknown))}")

@@ -1,17 +1,18 @@
 """One run of the handler."""
 
 import asyncio
-import contextvars
 import inspect
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from rabbitdlq import names
 from rabbitdlq.consumer.classify import Classifier, Rule
-from rabbitdlq.errors import ConfigurationError
+from rabbitdlq.consumer.deadlines import Running
+from rabbitdlq.consumer.threads import ThreadCall, check_called
+from rabbitdlq.errors import AlreadyDone, ConfigurationError, RetryAfter
 from rabbitdlq.failure import Failure
 from rabbitdlq.message import Message
 
@@ -19,6 +20,9 @@ __all__ = ["Attempt", "Completed", "Failed", "Handler", "Interrupted", "Result"]
 
 #: ``async def handler(message)`` or a plain function, which runs in a thread; what it returns is ignored
 Handler = Callable[[Message], Any]
+
+#: for a handler that is cancelled because the consumer ends
+CLEANUP_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +40,15 @@ class Failed:
     rule: Rule
     at: datetime
     duration_ms: float
-    #: it took too long
-    timed_out: bool = False
+    #: the least that it asked to wait
+    retry_after: timedelta | None = None
+    #: why the message is parked when this was the last attempt; exhausted where nothing is said
+    reason: str | None = None
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether it took too long."""
+        return self.reason == names.TIMEOUT
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,77 +69,91 @@ def is_async(handler: Handler) -> bool:
 
 
 class Attempt:
-    """Runs one handler, again and again."""
+    """Runs one handler, again and again, in this process."""
 
-    def __init__(self, handler: Handler, classifier: Classifier) -> None:
-        """Raises :class:`ConfigurationError` for a handler that cannot be called."""
+    def __init__(self, handler: Handler, classifier: Classifier, *, always_thread: bool = False) -> None:
+        """``always_thread``: async handlers, too, run in a thread, on an event loop of their own.
+
+        Raises :class:`ConfigurationError` for a handler that cannot be called.
+        """
         self._handler = handler
         self._classifier = classifier
         #: whether it can be cancelled
         self.is_async = is_async(handler)
+        self._in_loop = self.is_async and not always_thread
+        #: threads that run on though nobody waits for them any longer
+        self.left: set[ThreadCall] = set()
 
-    async def run(self, message: Message) -> Result:
+    async def start(self) -> None:
+        """Make ready what handlers run in; raises :class:`ConfigurationError` where they could not run."""
+
+    async def close(self) -> None:
+        """Clear away what handlers ran in."""
+
+    async def run(self, message: Message, running: Running | None = None) -> Result:
         """Run the handler once and say how that went. Nothing it raises gets past here.
 
-        When the task that runs this is cancelled, so is the handler; a thread cannot be stopped and is left to itself.
+        When the task that runs this is cancelled, so is the handler; a plain function in a thread cannot be stopped
+        and is left to itself. ``running``: what the clock knows of it.
         """
         started = time.perf_counter()
         try:
-            if self.is_async:
+            if self._in_loop:
                 await self._handler(message)
             else:
-                await _call_in_thread(self._handler, message)
+                await self._in_thread(message, running)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 return Interrupted(_since(started))
-            return self._failed(error, started)
+            return self.result_of(error, started)
         except BaseException as error:
-            return self._failed(error, started)
+            return self.result_of(error, started)
         return Completed(_since(started))
 
-    def _failed(self, error: BaseException, started: float) -> Failed:
+    async def _in_thread(self, message: Message, running: Running | None) -> None:
+        call = ThreadCall(self._handler, message, own_loop=self.is_async)
+        if running is not None:
+            running.frames = call.frames
+        call.start()
+        try:
+            result, error = await (asyncio.shield(call.future) if self.is_async else call.future)
+        except asyncio.CancelledError:
+            if call.cancel():
+                # it may clean up: at the soft timeout until the clock gives it up, at the consumer's end not for long
+                late = running is not None and running.cancelled
+                await asyncio.wait([call.future], timeout=None if late else CLEANUP_SECONDS)
+            if not call.future.done() or call.future.cancelled():
+                self.left.add(call)
+                if running is not None:
+                    running.runs_on = True
+                call.on_end = self.left.discard
+                raise
+            result, error = call.future.result()
+        if error is not None:
+            raise error
+        await check_called(result)
+
+    def result_of(self, error: BaseException, started: float) -> Result:
+        """What an exception of the handler means; ``started`` by :func:`time.perf_counter`."""
+        if isinstance(error, AlreadyDone):
+            return Completed(_since(started))
         _cut(error)
-        return Failed(Failure.of(error), self._classifier.rule_of(error), datetime.now(UTC), _since(started))
+        return Failed(
+            Failure.of(error),
+            self._classifier.rule_of(error),
+            datetime.now(UTC),
+            _since(started),
+            retry_after=error.delay if isinstance(error, RetryAfter) else None,
+        )
 
 
 def _cut(error: BaseException) -> None:
     frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+    while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith("rabbitdlq.consumer."):
         frames = frames.tb_next  # how we called the handler tells nobody anything
     error.__traceback__ = frames
 
 
 def _since(started: float) -> float:
     return (time.perf_counter() - started) * 1000
-
-
-async def _call_in_thread(handler: Handler, message: Message) -> None:
-    """Run a plain function in a thread of its own, one that does not keep the process alive."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
-    context = contextvars.copy_context()
-
-    def finish(result: Any, error: BaseException | None) -> None:
-        if not future.done():
-            future.set_result((result, error))
-
-    def run() -> None:
-        result: Any = None
-        error: BaseException | None = None
-        try:
-            result = context.run(handler, message)
-        except BaseException as raised:
-            error = raised
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(finish, result, error)
-
-    threading.Thread(target=run, name=f"rabbitdlq-handler-{message.id[:20]}", daemon=True).start()
-    result, error = await future
-    if error is not None:
-        raise error
-    if inspect.isawaitable(result):
-        # a plain function around an async one, as a decorator without functools.wraps makes it: the work is still to do
-        await result
-    elif inspect.isgenerator(result) or inspect.isasyncgen(result):
-        raise TypeError("the handler is a generator: nothing of it has run; return instead of yield")

@@ -1,11 +1,11 @@
 """What kind of failure an exception is: the handler's own word, or what the consumer was told of other people's."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rabbitdlq.errors import ConfigurationError, Drop, External, Permanent, Transient
 
-__all__ = ["Classes", "Classifier", "Kind", "Rule"]
+__all__ = ["UNKNOWN", "Classes", "Classifier", "Kind", "Rule"]
 
 Kind = type[Transient] | type[External] | type[Permanent] | type[Drop]
 _KINDS: tuple[Kind, ...] = (Transient, External, Permanent, Drop)
@@ -18,6 +18,8 @@ class Rule:
     kind: Kind
     #: fewer than the ladder has; with 1 the first failure parks it
     max_attempts: int | None = None
+    #: somebody has named the class; it is not just an exception of which nothing is known
+    known: bool = field(default=True, compare=False, repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
         """Raises :class:`ConfigurationError` for what is no kind, or no number of attempts."""
@@ -31,7 +33,8 @@ class Rule:
 
 Classes = Mapping[type[BaseException], Kind | Rule]
 
-_UNKNOWN = Rule(Transient)
+#: what is done about exceptions of classes that nobody has named
+UNKNOWN = Rule(Transient, known=False)
 
 
 class Classifier:
@@ -56,7 +59,7 @@ class Classifier:
         rule = self._known.get(kind)
         if rule is None:
             # in the order in which Python looks things up: the class itself, then its bases
-            rule = next((self._rules[base] for base in kind.__mro__ if base in self._rules), _UNKNOWN)
+            rule = next((self._rules[base] for base in kind.__mro__ if base in self._rules), UNKNOWN)
             if len(self._known) < 1_000:  # some libraries make their classes as they go
                 self._known[kind] = rule
         return rule

@@ -6,23 +6,37 @@ import os
 import random
 import socket
 import uuid
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import structlog
 
 from rabbitdlq.broker import PublishLink
+from rabbitdlq.consumer.acknowledging import warn_of_timeouts
 from rabbitdlq.consumer.attempt import Handler
+from rabbitdlq.consumer.breaker import Breaker, BreakerState
 from rabbitdlq.consumer.classify import Classes
-from rabbitdlq.consumer.deadlines import BROKERS_TIMEOUT
+from rabbitdlq.consumer.draining import until_drained
+from rabbitdlq.consumer.gate import Gate
 from rabbitdlq.consumer.handling import options_of
+from rabbitdlq.consumer.health import Health, health_of
+from rabbitdlq.consumer.isolation import IsolatedIn, abandoned_limit
+from rabbitdlq.consumer.once import KeyOf, Once
+from rabbitdlq.consumer.pausing import Pausing
 from rabbitdlq.consumer.processor import ConsumerSummary, Processor
 from rabbitdlq.consumer.pulse import Pulse
+from rabbitdlq.consumer.rate import Pacer, checked_rate, prefetch_for, warn_of_waits
 from rabbitdlq.consumer.session import Session
 from rabbitdlq.consumer.settle import PARK_TIMEOUT, Settler
+from rabbitdlq.consumer.signs import Signs
+from rabbitdlq.consumer.slots import Share
+from rabbitdlq.consumer.suspects import Suspects
 from rabbitdlq.consumer.workers import Workers
-from rabbitdlq.errors import AccessDenied, BrokerError, ConfigurationError, EntityNotFound, TopologyMismatch
+from rabbitdlq.errors import BrokerError, ConfigurationError, HandlersAbandoned, TopologyMismatch
+from rabbitdlq.idempotency import IdempotencyStore
 from rabbitdlq.journal import HistoryIndex, JournalWriter
+from rabbitdlq.rates import Rate
 from rabbitdlq.topology import Topology
 
 __all__ = ["Consumer", "ConsumerSummary"]
@@ -34,14 +48,6 @@ MAX_PREFETCH = 65_535
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.5, 5.0
 #: a session that lasted this long was a good one: the next loss is repaired at once
 LASTING_SECONDS = 5.0
-DRAIN_POLL_SECONDS = 0.2
-#: an empty look says little while a message is between two queues; this many in a row say it
-DRAIN_LOOKS = 6
-#: and this many while a message that failed has not been seen again: another consumer may have taken it, or a busy
-#: broker, whose counts know nothing of messages that are being dead-lettered, takes its time
-DRAIN_LOOKS_WITH_RETRIES_OUT = 50
-#: for that long after its delay a message is waited for
-LATE_BY = timedelta(seconds=30)
 
 
 class Consumer:
@@ -68,6 +74,16 @@ class Consumer:
         payload_type: Any = None,
         soft_timeout: timedelta | None = None,
         hard_timeout: timedelta | None = None,
+        isolation: IsolatedIn | None = None,
+        max_memory: str | int | None = None,
+        child_setup: Callable[[], Any] | None = None,
+        breaker: Breaker | None = Breaker(),  # noqa: B008 - a frozen value
+        rate: Rate | str | None = None,
+        priority: int = 1,
+        idempotency: IdempotencyStore | str | None = None,
+        idempotency_key: KeyOf | None = None,
+        lease: timedelta | None = None,
+        management_url: str | None = None,
     ) -> None:
         """``prefetch``: unacknowledged deliveries, twice the concurrency unless given. ``drain``: end when work queue
         and ladder are empty. ``grace``: how long handlers may go on after :meth:`stop`. ``park_timeout``: deadline
@@ -75,18 +91,32 @@ class Consumer:
         what kind of failure exceptions of other people's classes are, for instance ``{ValueError: Permanent}``, the
         most specific class first; ``payload_type``: what payloads have to be, for instance a pydantic model.
         ``soft_timeout``: a handler that takes longer is cancelled, 10 minutes unless given; ``hard_timeout``: one that
-        goes on all the same is given up, 15 minutes. These four go before what :func:`handler` says.
+        goes on all the same is given up, 15 minutes. ``isolation``: where handlers run, "async" (plain functions in a
+        thread), "thread", or "process", where the end of a handler's process costs its own attempt and nothing else;
+        ``max_memory``: what each such process may have, for instance "512MiB". These six go before what
+        :func:`handler` says. ``child_setup``: called in each process before anything else. ``breaker``:
+        when to pause because what handlers need is out of order; None for never. ``rate``: so many are begun in a
+        time, evenly, for instance ``"100/m"``; with a slow one the prefetch is smaller, unless given. ``priority``:
+        among the consumers of a :class:`ConsumerGroup`. ``idempotency``: where to keep what was done, a store or its
+        URL, so that a message that comes twice is handled once; ``idempotency_key``: by what it is known, its id
+        unless given; ``lease``: how long a claim outlives the process that died with it, at least ``hard_timeout``.
+        ``management_url``: the API that tells how long the broker waits for handlers of this queue.
         """
         options = options_of(handler)
         classes = dict(options.classify) | dict(classify or {})
         payload_type = options.payload_type if payload_type is None else payload_type
         timeouts = options.timeouts(soft_timeout, hard_timeout)
+        isolated = options.isolated(isolation, max_memory, child_setup)
         if concurrency < 1:
             raise ConfigurationError(f"concurrency: {concurrency} is below 1")
-        prefetch = 2 * concurrency if prefetch is None else prefetch
-        if not concurrency <= prefetch <= MAX_PREFETCH:
+        self._rate = checked_rate(rate)
+        if prefetch is None:
+            prefetch = prefetch_for(self._rate, concurrency)
+        elif not concurrency <= prefetch <= MAX_PREFETCH:
             raise ConfigurationError(f"prefetch: {prefetch} is not between concurrency and {MAX_PREFETCH:,}")
         self.topology = topology
+        self.concurrency = concurrency
+        self.priority = priority
         self.worker = worker or f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:4]}"
         self._url = url
         self._prefetch = prefetch
@@ -94,28 +124,57 @@ class Consumer:
         self._grace = grace
         self._settle_time = park_timeout * 3
         self._index = HistoryIndex()
-        self._link = PublishLink(url, f"rabbitdlq park {topology.name} {self.worker}")
+        self._link = PublishLink(url, f"rabbitdlq park {topology.name} {self.worker}", patience=park_timeout)
         # not the parks' connection: a journal that is missing or forbidden ends the connection it is written on
-        self._journal_link = PublishLink(url, f"rabbitdlq journal {topology.name} {self.worker}")
+        journal = f"rabbitdlq journal {topology.name} {self.worker}"
+        self._journal_link = PublishLink(url, journal, patience=timedelta())  # an event is worth no wait of a worker
         self._writer = JournalWriter(topology, self._journal_link)
         self._settler = Settler(
             topology, self._link, self._writer, self._index, worker=self.worker, park_timeout=park_timeout
         )
+        self._suspects = Suspects(self._settler, self._writer, self._index, self.worker)
         self._stopping = asyncio.Event()
         self._hurry = asyncio.Event()
+        self._attempt = isolated.attempt(handler, classes, payload_type, timeouts)
+        self._once = (
+            None
+            if idempotency is None
+            else Once(idempotency, idempotency_key or options.idempotency_key, lease, timeouts)
+        )
+        self._management_url = management_url
         self._processor = Processor(
             topology,
             handler,
             self._settler,
+            self._suspects,
             self._index,
             self._stopping.is_set,
             classes,
             payload_type,
             timeouts,
+            self._attempt,
+            self._once,
         )
+        self._stuck: HandlersAbandoned | None = None
+        self._asking: asyncio.Task[None] | None = None
         self._timeouts = timeouts
+        self._abandoned_limit = abandoned_limit(concurrency)
         self._workers = Workers(concurrency, self._processor.process)
+        self._suspects.let_through = self._workers.put
         self._processor.on_abandoned = self._workers.abandon
+        self._pausing = None if breaker is None else Pausing(topology.name, breaker, prefetch, self._give_back)
+        self._gate = Gate(
+            lambda: self._workers.wants,
+            self._workers.nudge,
+            circuit=None if self._pausing is None else self._pausing.circuit,
+            pacer=None if self._rate is None else Pacer(self._rate),
+        )
+        self._workers.gate = None if self._gate.always_open else self._gate
+        if self._pausing is not None:
+            self._pausing.govern(self._workers, self._gate)
+            self._processor.judge = self._pausing.judge
+        #: what :meth:`health` and metrics are made of
+        self.signs = Signs(self._processor, self._workers, self._writer, self._link, self._journal_link, timeouts)
         self._begun = False
 
     @property
@@ -123,31 +182,48 @@ class Consumer:
         """How many deliveries ended how, so far."""
         return self._processor.summary
 
+    @property
+    def queue(self) -> str:
+        """The name of the work queue."""
+        return self.topology.name
+
+    @property
+    def breaker_state(self) -> BreakerState | None:
+        """How the breaker stands; None where there is none."""
+        return None if self._pausing is None else self._pausing.circuit.state
+
+    def health(self) -> Health:
+        """How the consumer is now; may be asked from any thread, also while the event loop is blocked."""
+        return health_of(self.signs.vitals(), queue=self.topology.name, worker=self.worker)
+
+    def take_slots_of(self, share: Share) -> None:
+        """Begin nothing without a slot, from now on; for a group, before :meth:`run`."""
+        self._gate.join(share)
+        self._workers.gate = self._gate
+
     def stop(self) -> None:
         """Take no more, let handlers finish within the grace time, release the rest. A second call ends the grace."""
         if self._stopping.is_set():
             self._hurry.set()
         self._stopping.set()
+        self.signs.enter("stopping")
 
     async def run(self) -> ConsumerSummary:
         """Consume until :meth:`stop`, or with ``drain`` until everything is done. A consumer runs once.
 
         Raises :class:`BrokerError` where the first connection cannot be made, and :class:`TopologyMismatch` at any
         time; later losses of the connection are repaired with growing pauses. With ``drain`` raises
-        :class:`AccessDenied` or :class:`EntityNotFound` where the ladder's queues cannot be seen.
+        :class:`AccessDenied` or :class:`EntityNotFound` where the ladder's queues cannot be seen. With isolation
+        "process" raises :class:`ConfigurationError` where the handler's process cannot start; and always
+        :class:`HandlersAbandoned`, after what runs has had its grace, when too many handlers did not end in time.
         """
         if self._begun:
             raise ConfigurationError("a Consumer runs once; make another for the next run")
         self._begun = True
-        if self._timeouts.hard > BROKERS_TIMEOUT:
-            log.warning(
-                "timeout_above_brokers",
-                queue=self.topology.name,
-                hard_timeout_s=self._timeouts.hard.total_seconds(),
-                broker_s=BROKERS_TIMEOUT.total_seconds(),
-                consequence="unless its consumer_timeout is set higher, the broker takes messages away from handlers "
-                "that are still at work, and delivers them again",
-            )
+        warn_of_waits(self.topology.name, self._rate, self._prefetch)
+        await self._attempt.start()
+        if self._once is not None:
+            await self._once.open()
         self._workers.start()
         pulse = Pulse(self.topology.name, self._timeouts.look_every)
         watching = asyncio.create_task(self._watch(pulse))
@@ -157,18 +233,38 @@ class Consumer:
         finally:
             pulse.stop()
             watching.cancel()
+            if self._asking is not None:
+                self._asking.cancel()
+            self._gate.close()
             deaf = await self._workers.end(self._settle_time.total_seconds())
             if deaf:  # a handler that swallows its cancellation must not keep the process from ending
                 log.error("handlers_abandoned", queue=self.topology.name, count=deaf)
+            await self._attempt.close()
+            if self._once is not None:
+                await self._once.close()
+            self.signs.enter("ended")
+            await self._writer.close()
             await self._link.close()
             await self._journal_link.close()
+        if self._stuck is not None:
+            raise self._stuck
         return self.summary
 
     async def _watch(self, pulse: Pulse) -> None:
         while True:
             await asyncio.sleep(self._timeouts.look_every)
             pulse.beat()
+            self.signs.beat(self.breaker_state)
             self._processor.look_at_the_clock()
+            abandoned = self._processor.abandoned
+            if abandoned > self._abandoned_limit and self._stuck is None:
+                self._stuck = HandlersAbandoned(
+                    f"{self.topology.name}: {abandoned} handlers went on past their hard timeout and were left to "
+                    f"themselves, more than the {self._abandoned_limit} that this process bears; start it anew, and "
+                    'give calls inside the handler timeouts of their own, or use isolation "process", which kills them'
+                )
+                log.critical("too_many_abandoned", queue=self.topology.name, count=abandoned, error=str(self._stuck))
+                self.stop()
 
     # --- sessions
 
@@ -180,8 +276,8 @@ class Consumer:
                 self._url,
                 self._writer,
                 self._index,
-                self._workers.put,
-                prefetch=self._prefetch,
+                self._suspects.put,
+                prefetch=self._prefetch if self._pausing is None else self._pausing.prefetch,
                 name=f"rabbitdlq consume {self.topology.name} {self.worker}",
                 on_ready=self._use,
             )
@@ -191,10 +287,12 @@ class Consumer:
             except BrokerError as error:
                 if first or isinstance(error, TopologyMismatch):
                     raise
+                self.signs.enter("lost", str(error))
                 log.warning("reconnect_failed", queue=self.topology.name, error=str(error), next_try_in_s=backoff)
                 await self._pause(backoff * random.uniform(0.8, 1.2))  # noqa: S311 - spreads reconnects, no secret
                 backoff = min(backoff * 2, LONGEST_BACKOFF)
                 continue
+            self.signs.enter("consuming")
             log.info("consumer_started", queue=self.topology.name, worker=self.worker, reconnected=not first)
             first, opened_at = False, asyncio.get_running_loop().time()
             try:
@@ -202,8 +300,10 @@ class Consumer:
                 if self._stopping.is_set():
                     await self._finish(session)
                     return
+                self.signs.enter("lost", session.reason)
                 log.warning("consumer_lost", queue=self.topology.name, reason=session.reason)
             finally:
+                self._suspects.take_back()
                 self._workers.take_back()  # nobody has begun them, and the broker has them back already
                 await session.close()
             if asyncio.get_running_loop().time() - opened_at >= LASTING_SECONDS:
@@ -216,6 +316,10 @@ class Consumer:
         """Before the session's first delivery: parks need its reader, and to know what the broker counts."""
         self._settler.reader = session.reader
         self._settler.delivery_count_travels = (4, 0) <= session.version < (4, 3)
+        if self._asking is None:
+            self._asking = asyncio.create_task(
+                warn_of_timeouts(self.topology.name, session.vhost, self._timeouts, self._management_url)
+            )
 
     async def _opened(self, session: Session) -> bool:
         """Whether the session was opened; a stop does not wait for a broker that does not answer."""
@@ -241,6 +345,8 @@ class Consumer:
             asyncio.create_task(session.ended.wait()),
             asyncio.create_task(self._stopping.wait()),
         ]
+        if self._pausing is not None:
+            waits.append(asyncio.create_task(self._pausing.follow(session)))
         if self._drain:
             waits.append(asyncio.create_task(self._until_drained(session)))
         try:
@@ -253,22 +359,12 @@ class Consumer:
             await asyncio.gather(*waits, return_exceptions=True)
 
     async def _until_drained(self, session: Session) -> None:
-        """Set the stop once nothing waits, nothing is on the ladder and nothing is in work."""
-        looks = 0
-        while looks < (DRAIN_LOOKS_WITH_RETRIES_OUT if self._retries_out() else DRAIN_LOOKS):
-            await asyncio.sleep(DRAIN_POLL_SECONDS)
-            try:
-                idle = self._workers.idle.is_set() and await session.idle_in_broker()
-            except (AccessDenied, EntityNotFound):
-                raise  # from 4.3 on a rung is counted by those only who have a right on it
-            except BrokerError:
-                idle = False  # the session ends by itself, and the next one looks again
-            looks = looks + 1 if idle and self._workers.idle.is_set() else 0
+        await until_drained(self.topology, session, self._workers, self._index)
         self._stopping.set()
 
-    def _retries_out(self) -> bool:
-        """Whether a message may still be on its way back, sent there by this process or by another."""
-        return self._index.has_since(datetime.now(UTC) - max(self.topology.delays) - LATE_BY)
+    def _give_back(self) -> None:
+        for delivery in self._suspects.take_back() + self._workers.take_back():
+            self._processor.release(delivery)
 
     async def _finish(self, session: Session) -> None:
         """No more deliveries; those not begun go back; handlers get the grace time; then they are interrupted.
@@ -276,8 +372,8 @@ class Consumer:
         What is being settled is never interrupted: it has deadlines of its own.
         """
         await session.stop_taking()
-        for delivery in self._workers.take_back():
-            self._processor.release(delivery)
+        self._give_back()
+        self._workers.gate = None  # what may still come is given back, too
         hurried = asyncio.create_task(self._hurry.wait())
         idle = asyncio.create_task(self._workers.idle.wait())
         try:

@@ -2,6 +2,7 @@
 
 import asyncio
 import traceback
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType
@@ -12,16 +13,30 @@ from rabbitdlq.errors import ConfigurationError
 from rabbitdlq.failure import Failure, fingerprint
 from rabbitdlq.message import Message
 
-__all__ = ["BROKERS_TIMEOUT", "HARD_TIMEOUT", "SOFT_TIMEOUT", "HandlerTimeout", "Running", "Timeouts"]
+__all__ = [
+    "HARD_TIMEOUT",
+    "SOFT_TIMEOUT",
+    "HandlerInterrupted",
+    "HandlerTimeout",
+    "Running",
+    "Timeouts",
+    "failure_at",
+    "frames_of",
+]
 
 SOFT_TIMEOUT, HARD_TIMEOUT = timedelta(minutes=10), timedelta(minutes=15)
-#: after which the broker closes the channel over a delivery that it has not heard of, unless it is set to another
-#: (https://www.rabbitmq.com/docs/consumers#acknowledgement-timeout)
-BROKERS_TIMEOUT = timedelta(minutes=30)
 
 
-class HandlerTimeout(Exception):
-    """What is told of an attempt that took too long."""
+class HandlerTimeout(BaseException):
+    """What is told of an attempt that took too long.
+
+    In a process a plain function has it raised inside it at the soft timeout. Like a cancellation it is no
+    :class:`Exception`, so that a handler that catches those does not catch this one by mistake.
+    """
+
+
+class HandlerInterrupted(BaseException):
+    """Raised inside a plain function in a process when the consumer ends; its message goes back, no attempt spent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,22 +79,31 @@ class Running:
     told: Failure | None = None
     #: its message was settled without it
     given_up: bool = False
+    #: though nobody waits for it any longer, it may run on
+    runs_on: bool = False
+    #: where it is now, where its task does not tell
+    frames: Callable[[], list[FrameType]] | None = None
 
     def failure(self, limit: timedelta) -> Failure:
         """What is told of it, with the place where it is now."""
-        frames = _frames(self.task.get_coro())
-        text = f"the handler took longer than {limit.total_seconds():g} s"
-        where = f"{frames[-1].f_globals.get('__name__')}.{frames[-1].f_code.co_qualname}" if frames else ""
-        summary = traceback.StackSummary.extract((frame, frame.f_lineno) for frame in frames)
-        return Failure(
-            HandlerTimeout.__name__,
-            text,
-            "".join(["It was here:\n", *summary.format()]) if frames else None,
-            fingerprint(HandlerTimeout.__name__, "", where),
-        )
+        return failure_at(frames_of(self.task.get_coro()) if self.frames is None else self.frames(), limit)
 
 
-def _frames(waiting: Any) -> list[FrameType]:
+def failure_at(frames: Iterable[FrameType], limit: timedelta) -> Failure:
+    """What is told of a handler that took longer, with the place where it is; the frames from itself inwards."""
+    frames = list(frames)
+    text = f"the handler took longer than {limit.total_seconds():g} s"
+    where = f"{frames[-1].f_globals.get('__name__')}.{frames[-1].f_code.co_qualname}" if frames else ""
+    summary = traceback.StackSummary.extract((frame, frame.f_lineno) for frame in frames)
+    return Failure(
+        HandlerTimeout.__name__,
+        text,
+        "".join(["It was here:\n", *summary.format()]) if frames else None,
+        fingerprint(HandlerTimeout.__name__, "", where),
+    )
+
+
+def frames_of(waiting: Any) -> list[FrameType]:
     """The frames of what a coroutine waits in, from the handler inwards; a task tells its outermost only."""
     frames: list[FrameType] = []
     while waiting is not None:

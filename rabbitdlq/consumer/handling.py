@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 from rabbitdlq.consumer.classify import Classes, Kind, Rule
 from rabbitdlq.consumer.deadlines import HARD_TIMEOUT, SOFT_TIMEOUT, Timeouts
+from rabbitdlq.consumer.isolation import IsolatedIn, Isolation
+from rabbitdlq.consumer.once import KeyOf
 
 __all__ = ["HandlerOptions", "handler", "options_of"]
 
@@ -22,6 +24,9 @@ class HandlerOptions:
     payload_type: Any = None
     soft_timeout: timedelta | None = None
     hard_timeout: timedelta | None = None
+    isolation: IsolatedIn | None = None
+    max_memory: str | int | None = None
+    idempotency_key: KeyOf | None = None
 
     def timeouts(self, soft: timedelta | None, hard: timedelta | None) -> Timeouts:
         """Those given, else the handler's own, else the usual ones, of which the one fits itself to the other.
@@ -34,6 +39,16 @@ class HandlerOptions:
             soft = SOFT_TIMEOUT if hard is None else min(SOFT_TIMEOUT, hard)
         return Timeouts(soft, max(HARD_TIMEOUT, soft) if hard is None else hard)
 
+    def isolated(
+        self, where: str | None, max_memory: str | int | None, child_setup: Callable[[], Any] | None
+    ) -> Isolation:
+        """What is given, else the handler's own. Raises :class:`ConfigurationError` for what makes no sense."""
+        return Isolation.of(
+            self.isolation if where is None else where,
+            self.max_memory if max_memory is None else max_memory,
+            child_setup,
+        )
+
 
 def handler(
     *,
@@ -41,6 +56,9 @@ def handler(
     payload_type: Any = None,
     soft_timeout: timedelta | None = None,
     hard_timeout: timedelta | None = None,
+    isolation: IsolatedIn | None = None,
+    max_memory: str | int | None = None,
+    idempotency_key: KeyOf | None = None,
 ) -> Callable[[T], T]:
     """Mark a handler with what :class:`Consumer` takes as its arguments of the same names.
 
@@ -51,7 +69,10 @@ def handler(
     """
 
     def mark(function: T) -> T:
-        setattr(function, _ATTRIBUTE, HandlerOptions(dict(classify or {}), payload_type, soft_timeout, hard_timeout))
+        options = HandlerOptions(
+            dict(classify or {}), payload_type, soft_timeout, hard_timeout, isolation, max_memory, idempotency_key
+        )
+        setattr(function, _ATTRIBUTE, options)
         return function
 
     return mark

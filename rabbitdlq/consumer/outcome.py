@@ -1,7 +1,8 @@
 """What becomes of a delivery: the decision, without any I/O."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import assert_never
 
 from rabbitdlq import names
@@ -12,7 +13,18 @@ from rabbitdlq.failure import Failure
 from rabbitdlq.message import Message, Undecodable
 from rabbitdlq.topology import Rung, Topology
 
-__all__ = ["Dropped", "Outcome", "Park", "Released", "Retry", "Succeeded", "decide", "unreadable"]
+__all__ = [
+    "Dropped",
+    "Outcome",
+    "Park",
+    "Postponed",
+    "Released",
+    "Retry",
+    "Skipped",
+    "Succeeded",
+    "decide",
+    "unreadable",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +36,14 @@ class Succeeded:
 
 
 @dataclass(frozen=True, slots=True)
+class Skipped:
+    """Acknowledge: its work was done before, and the handler did not run."""
+
+    duration_ms: float
+    name = "skipped"
+
+
+@dataclass(frozen=True, slots=True)
 class Retry:
     """Onto the ladder: the broker brings it back after the rung's delay."""
 
@@ -31,6 +51,8 @@ class Retry:
     at: datetime
     rung: Rung
     duration_ms: float
+    #: the handler said how long to wait: it need not be the rung that comes next
+    asked: timedelta | None = None
     name = "retry"
 
 
@@ -55,6 +77,17 @@ class Dropped:
 
 
 @dataclass(frozen=True, slots=True)
+class Postponed:
+    """Into the first rung, with no attempt spent: it could not be done now, and that is not its fault."""
+
+    why: str
+    duration_ms: float
+    #: what the handler met, if it ran
+    failure: Failure | None = None
+    name = "postponed"
+
+
+@dataclass(frozen=True, slots=True)
 class Released:
     """Back into the work queue, with no attempt spent."""
 
@@ -62,7 +95,7 @@ class Released:
     name = "released"
 
 
-Outcome = Succeeded | Retry | Park | Dropped | Released
+Outcome = Succeeded | Skipped | Retry | Park | Dropped | Postponed | Released
 
 
 def decide(topology: Topology, message: Message, result: Result) -> Outcome:
@@ -72,16 +105,29 @@ def decide(topology: Topology, message: Message, result: Result) -> Outcome:
             return Succeeded(duration_ms)
         case Interrupted(duration_ms):
             return Released(duration_ms)
-        case Failed(failure, rule, at, duration_ms, timed_out):
-            if rule.kind is Drop:
-                return Dropped(failure, duration_ms)
-            if rule.kind is Permanent:
-                return Park(failure, at, names.PERMANENT, duration_ms)
-            if message.attempt >= min(topology.max_attempts, rule.max_attempts or topology.max_attempts):
-                return Park(failure, at, names.TIMEOUT if timed_out else names.EXHAUSTED, duration_ms)
-            return Retry(failure, at, topology.rungs[message.attempt - 1], duration_ms)
+        case Failed():
+            return _failed(topology, message, result)
         case _:
             assert_never(result)
+
+
+def _failed(topology: Topology, message: Message, failed: Failed) -> Outcome:
+    failure, rule, at, duration_ms = failed.failure, failed.rule, failed.at, failed.duration_ms
+    if rule.kind is Drop:
+        return Dropped(failure, duration_ms)
+    if rule.kind is Permanent:
+        return Park(failure, at, names.PERMANENT, duration_ms)
+    if message.attempt >= min(topology.max_attempts, rule.max_attempts or topology.max_attempts):
+        return Park(failure, at, failed.reason or names.EXHAUSTED, duration_ms)
+    if failed.retry_after is None:
+        return Retry(failure, at, topology.rungs[message.attempt - 1], duration_ms)
+    rung = _slow_enough(topology.rungs[message.attempt - 1 :], failed.retry_after)
+    return Retry(failure, at, rung, duration_ms, failed.retry_after)
+
+
+def _slow_enough(ahead: Sequence[Rung], delay: timedelta) -> Rung:
+    """The first rung that waits so long; the slowest where none does."""
+    return next((rung for rung in ahead if rung.delay >= delay), max(ahead, key=lambda rung: rung.delay))
 
 
 def unreadable(error: Undecodable | InvalidPayload) -> Park:

@@ -9,13 +9,28 @@ from typing import Any
 
 import structlog
 
+from rabbitdlq import names
 from rabbitdlq.broker import Delivery, cancelled_by_us
 from rabbitdlq.consumer.attempt import Attempt, Failed, Handler, Interrupted, Result
 from rabbitdlq.consumer.classify import Classes, Classifier, Rule
+from rabbitdlq.consumer.counts import AttemptCounts
 from rabbitdlq.consumer.deadlines import Running, Timeouts
-from rabbitdlq.consumer.outcome import Dropped, Outcome, Park, Released, Retry, Succeeded, decide, unreadable
+from rabbitdlq.consumer.once import Once
+from rabbitdlq.consumer.outcome import (
+    Dropped,
+    Outcome,
+    Park,
+    Postponed,
+    Released,
+    Retry,
+    Skipped,
+    Succeeded,
+    decide,
+    unreadable,
+)
 from rabbitdlq.consumer.payload import InvalidPayload, PayloadReader
 from rabbitdlq.consumer.settle import Settlement, Settler
+from rabbitdlq.consumer.suspects import Suspects
 from rabbitdlq.deaths import Arrival, Death, arrival, deaths_of
 from rabbitdlq.errors import Transient
 from rabbitdlq.journal import HistoryIndex
@@ -42,6 +57,10 @@ class ConsumerSummary:
     released: int = 0
     #: the handler said that nobody needs them
     dropped: int = 0
+    #: their work was done before: acknowledged, without a run of the handler
+    skipped: int = 0
+    #: could not be done then, with no attempt spent
+    postponed: int = 0
     #: could not be parked: the broker retries them, or parks them bare
     left_to_broker: int = 0
     #: settled after the line was lost: the broker delivers them again
@@ -56,30 +75,50 @@ class Processor:
         topology: Topology,
         handler: Handler,
         settler: Settler,
+        suspects: Suspects,
         index: HistoryIndex,
         stopping: Callable[[], bool],
         classes: Classes | None = None,
         payload_type: Any = None,
         timeouts: Timeouts | None = None,
+        attempt: Attempt | None = None,
+        once: Once | None = None,
     ) -> None:
         self._topology = topology
         self._timeouts = timeouts or Timeouts()
         #: is given the task of a handler that nobody waits for any longer, and the one that settles its message instead
         self.on_abandoned: Callable[[asyncio.Task[Any], asyncio.Task[Any]], None] = lambda *_: None
+        #: has the last word on what becomes of a delivery whose handler has run
+        self.judge: Callable[[Delivery, Message, Result, Outcome], Outcome] | None = None
         self._reader = PayloadReader(payload_type)
         self._return_exchange = topology.return_exchange
-        self._attempt = Attempt(handler, Classifier(classes))
+        self._attempt = attempt or Attempt(handler, Classifier(classes))
+        self._given_up = 0
         self._settler = settler
+        self._suspects = suspects
+        self._once = once
         self._index = index
         self._stopping = stopping
         #: bound at the first line: most of what one that is not shown costs is finding out that it is not
         self._log: structlog.stdlib.BoundLogger | None = None
         self._ways: dict[tuple[str, str, tuple[Death, ...]], Arrival] = {}
+        #: their handlers may still be at work: a claim on what they work on stays
+        self._runs_on: set[Delivery] = set()
         self._running: dict[asyncio.Task[Any], Running] = {}
         self.summary = ConsumerSummary()
+        #: of every run of the handler
+        self.counts = AttemptCounts()
 
     async def process(self, delivery: Delivery) -> None:
         """Bring one delivery to its end. Never raises but for a cancellation of the worker."""
+        if delivery is not self._suspects.current:
+            return await self._process(delivery, suspect=False)
+        try:
+            await self._process(delivery, suspect=True)
+        finally:
+            self._suspects.done(delivery)
+
+    async def _process(self, delivery: Delivery, *, suspect: bool) -> None:
         if delivery.gone:
             return
         message: Message | None = None
@@ -90,7 +129,15 @@ class Processor:
             message, problem = self._open(delivery)
             # in the worker's own context, where the next message takes their place
             structlog.contextvars.bind_contextvars(message_id=message.id, queue=message.queue, attempt=message.attempt)
-            outcome = await self._run(message, delivery) if problem is None else unreadable(problem)
+            outcome: Outcome | None
+            if problem is not None:
+                outcome = unreadable(problem)
+            elif suspect:
+                outcome = await self._run_suspect(message, delivery)
+            elif self._once is not None:
+                outcome = await self._run_once(self._once, message, delivery)
+            else:
+                outcome = await self._run(message, delivery)
             if outcome is None:
                 return  # its message was settled without it
             settlement = await self._settler.settle(delivery, message, outcome)
@@ -117,24 +164,58 @@ class Processor:
             task.cancel()
         return len(self._running)
 
+    async def _run_suspect(self, message: Message, delivery: Delivery) -> Outcome | None:
+        crashed = await self._suspects.begin(delivery, message)
+        if crashed is not None:
+            return crashed
+        try:
+            if self._once is not None:
+                return await self._run_once(self._once, message, delivery)
+            return await self._run(message, delivery)
+        finally:
+            await self._suspects.end(delivery)
+
+    async def _run_once(self, once: Once, message: Message, delivery: Delivery) -> Outcome | None:
+        begun = await once.begin(message)
+        if isinstance(begun, Failed):
+            return self._decide(delivery, message, begun)
+        if not isinstance(begun, tuple):
+            return begun
+        message, claim = begun
+        outcome = await self._run(message, delivery)
+        if claim is not None and delivery not in self._runs_on:
+            await once.end(message, claim, outcome)
+        self._runs_on.discard(delivery)
+        return outcome
+
     async def _run(self, message: Message, delivery: Delivery) -> Outcome | None:
         """The outcome; None where the handler ended after it had been given up."""
         task = asyncio.current_task()
         assert task is not None
         running = self._running[task] = Running(task, delivery, message, perf_counter())
         try:
-            result = await self._attempt.run(message)
+            result = await self._attempt.run(message, running)
         finally:
             self._running.pop(task, None)
             while task.cancelling():  # the interruption was the handler's; settling goes on
                 task.uncancel()
         if running.given_up:
             took = round(perf_counter() - running.began, 1)
+            self._given_up -= 1
             log.warning("handler_ended_late", message_id=message.id, queue=message.queue, duration_s=took)
             return None
+        if running.runs_on and self._once is not None:
+            self._runs_on.add(delivery)
         if running.cancelled:
             result = self._timed_out(running, result)
-        return decide(self._topology, message, result)
+        return self._decide(delivery, message, result)
+
+    def _decide(self, delivery: Delivery, message: Message, result: Result) -> Outcome:
+        self.counts.took(result.duration_ms)
+        if isinstance(result, Failed):
+            self.counts.failed(result.failure.type)
+        outcome = decide(self._topology, message, result)
+        return outcome if self.judge is None else self.judge(delivery, message, result, outcome)
 
     # --- handlers that take too long
 
@@ -151,6 +232,16 @@ class Processor:
             elif took >= hard + self._timeouts.look_every and running.cancelled:
                 self._give_up(running)
 
+    @property
+    def abandoned(self) -> int:
+        """Handlers that run on though nobody waits for them any longer."""
+        return self._given_up + len(self._attempt.left)
+
+    def running_for(self, seconds: float) -> int:
+        """How many handlers have been at work for so long; may be asked from another thread."""
+        now = perf_counter()
+        return sum(now - running.began >= seconds for running in list(self._running.values()))
+
     def _limit(self) -> timedelta:
         return self._timeouts.soft if self._attempt.is_async else self._timeouts.hard
 
@@ -159,15 +250,16 @@ class Processor:
         match result:
             case Interrupted(duration_ms):
                 assert running.told is not None
-                return Failed(running.told, Rule(Transient), datetime.now(UTC), duration_ms, timed_out=True)
+                return Failed(running.told, Rule(Transient), datetime.now(UTC), duration_ms, reason=names.TIMEOUT)
             case Failed():
-                return replace(result, timed_out=True)
+                return replace(result, reason=names.TIMEOUT)
             case _:
                 return result
 
     def _give_up(self, running: Running) -> None:
         """Settle its message without it: it does not listen. Somebody else takes its place."""
         running.given_up = True
+        self._given_up += 1
         del self._running[running.task]
         message, took = running.message, (perf_counter() - running.began) * 1000
         log.error(
@@ -178,19 +270,24 @@ class Processor:
             duration_s=round(took / 1000, 1),
             consequence="it did not end when it was cancelled: the attempt has failed, and it is left to itself",
         )
-        failed = Failed(running.failure(self._timeouts.hard), Rule(Transient), datetime.now(UTC), took, timed_out=True)
-        outcome = decide(self._topology, message, failed)
+        failed = Failed(
+            running.failure(self._timeouts.hard), Rule(Transient), datetime.now(UTC), took, reason=names.TIMEOUT
+        )
+        outcome = self._decide(running.delivery, message, failed)
         settling = asyncio.create_task(self._settle_without(running.delivery, message, outcome))
         self.on_abandoned(running.task, settling)
 
     async def _settle_without(self, delivery: Delivery, message: Message, outcome: Outcome) -> None:
         try:
+            await self._suspects.end(delivery)
             settlement = await self._settler.settle(delivery, message, outcome)
             self._count(outcome, settlement)
             self._tell(message, outcome, settlement)
         except Exception:
             delivery.nack(requeue=False)
             log.exception("delivery_unsettled", queue=self._topology.name, delivery_tag=delivery.tag)
+        finally:
+            self._suspects.done(delivery)
 
     def _open(self, delivery: Delivery) -> tuple[Message, Undecodable | InvalidPayload | None]:
         try:
@@ -204,6 +301,10 @@ class Processor:
         except (Undecodable, InvalidPayload) as error:
             problem = error
         message = message_of(self._topology, delivery.body, properties, way, way.failures, payload)
+        if way.nacked_since is not None and (told := properties.table.number(names.FAILURES)) is not None and told >= 0:
+            # it was put into a rung, which says nothing of how often it had failed by then
+            told = min(told, self._topology.max_attempts)
+            return replace(message, attempt=told + way.nacked_since + 1), problem
         if way.counted > way.failures:
             failures = self._failures_of_odd_arrival(message, way.failures, way.counted)
             message = replace(message, attempt=failures + 1)
@@ -251,12 +352,16 @@ class Processor:
         match outcome:
             case Succeeded():
                 self.summary.succeeded += 1
+            case Skipped():
+                self.summary.skipped += 1
             case Retry():
                 self.summary.retried += 1
             case Park():
                 self.summary.parked += 1
             case Dropped():
                 self.summary.dropped += 1
+            case Postponed():
+                self.summary.postponed += 1
             case Released():
                 self.summary.released += 1
 

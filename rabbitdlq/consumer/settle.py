@@ -7,17 +7,17 @@ from typing import Literal, assert_never
 
 import structlog
 
-from rabbitdlq import journal
+from rabbitdlq import journal, names
 from rabbitdlq.broker import Delivery, Outgoing, PublishLink
-from rabbitdlq.consumer.outcome import Dropped, Outcome, Park, Released, Retry, Succeeded
+from rabbitdlq.consumer.outcome import Dropped, Outcome, Park, Postponed, Released, Retry, Skipped, Succeeded
 from rabbitdlq.dead_letter import AttemptRecord
 from rabbitdlq.deaths import deaths_of
 from rabbitdlq.errors import BrokerError, BrokerUnavailable, PublishUnconfirmed
 from rabbitdlq.journal import HistoryIndex, JournalReader, JournalWriter
 from rabbitdlq.message import Message
-from rabbitdlq.parking import Parking, new_park_id, park_properties
+from rabbitdlq.parking import Parking, ladder_properties, new_park_id, park_properties
 from rabbitdlq.texts import shorten
-from rabbitdlq.topology import Topology
+from rabbitdlq.topology import Rung, Topology
 
 __all__ = ["Settlement", "Settler"]
 
@@ -64,7 +64,7 @@ class Settler:
         the dead-letter queue.
         """
         match outcome:
-            case Succeeded():
+            case Succeeded() | Skipped():
                 return await self._succeed(delivery, message, outcome)
             case Retry():
                 return await self._retry(delivery, message, outcome)
@@ -72,12 +72,14 @@ class Settler:
                 return await self._park(delivery, message, outcome)
             case Dropped():
                 return await self._drop(delivery, message, outcome)
+            case Postponed():
+                return await self._postpone(delivery, message, outcome)
             case Released():
                 return _done(delivery.nack(requeue=True))
             case _:
                 assert_never(outcome)
 
-    async def _succeed(self, delivery: Delivery, message: Message, outcome: Succeeded) -> Settlement:
+    async def _succeed(self, delivery: Delivery, message: Message, outcome: Succeeded | Skipped) -> Settlement:
         settled = delivery.ack()
         if settled and message.attempt > 1:
             self._index.forget(message.id, message.lap, datetime.now(UTC))
@@ -92,7 +94,10 @@ class Settler:
             return _too_late(message)
         event, _ = self._failed_event(message, outcome)
         await self._writer.append(event)
-        settled = delivery.nack(requeue=False)
+        if self._nack_leads_to(delivery, message, outcome):
+            settled = delivery.nack(requeue=False)
+        else:
+            settled = await self._put(delivery, message, outcome.rung, message.attempt, requeue=False)
         if settled:
             log.warning(
                 "retry_scheduled",
@@ -101,8 +106,58 @@ class Settler:
                 attempt=message.attempt,
                 max_attempts=message.max_attempts,
                 retry_in_s=outcome.rung.delay.total_seconds(),
+                **({} if outcome.asked is None else {"retry_after_s": outcome.asked.total_seconds()}),
                 error_type=outcome.failure.type,
                 error=shorten(outcome.failure.message, 300),
+            )
+        return _done(settled)
+
+    def _nack_leads_to(self, delivery: Delivery, message: Message, outcome: Retry) -> bool:
+        """Whether the broker itself would bring it to the rung that it shall wait in.
+
+        It goes by the rung that the message left last, which on a way by publishes is not the number of its failures.
+        """
+        if outcome.asked is None and names.FAILURES not in message.properties.table:
+            return True
+        if delivery.exchange != self._topology.return_exchange:
+            return outcome.rung.number == 1
+        return outcome.rung.number > 1 and delivery.routing_key == self._topology.rungs[outcome.rung.number - 2].key
+
+    async def _put(self, delivery: Delivery, message: Message, rung: Rung, failures: int, *, requeue: bool) -> bool:
+        """Publish it into a rung and ack it when that is confirmed; else leave it to the ladder, or to its queue.
+
+        A crash between the two runs it twice: once from the rung, and once because the broker delivers it again.
+        """
+        outgoing = Outgoing("", rung.queue, message.body, ladder_properties(message, failures))
+        try:
+            await self._link.publish(outgoing, timeout=self._park_timeout)
+        except BrokerError as error:
+            log.warning(
+                "rung_unreachable",
+                message_id=message.id,
+                queue=message.queue,
+                rung=rung.queue,
+                error=str(error),
+                consequence="back into the work queue" if requeue else "nacked: it waits in the rung that comes next",
+            )
+            return delivery.nack(requeue=requeue)
+        return delivery.ack()
+
+    async def _postpone(self, delivery: Delivery, message: Message, outcome: Postponed) -> Settlement:
+        if delivery.gone:
+            return _too_late(message)
+        if outcome.failure is not None:
+            await self._writer.append(journal.postponed(message, outcome.failure, outcome.why, self._worker))
+        rung = self._topology.rungs[0]
+        settled = await self._put(delivery, message, rung, message.attempt - 1, requeue=True)
+        if settled:
+            log.info(
+                "message_postponed",
+                message_id=message.id,
+                queue=message.queue,
+                attempt=message.attempt,
+                reason=outcome.why,
+                retry_in_s=rung.delay.total_seconds(),
             )
         return _done(settled)
 
@@ -120,7 +175,7 @@ class Settler:
             parked_at=datetime.now(UTC),
             park_id=new_park_id(message),
             history_partial=partial,
-            repeated=self._delivered_before(delivery, message),
+            repeated=self.delivered_before(delivery),
         )
         # told to the journal at the same time: it has the story too if the dead letter does not get there
         told = self._writer.begin(event)
@@ -210,11 +265,21 @@ class Settler:
         self._index.add_record(message.id, message.lap, record)
         return journal.failed(message, record, failure), record
 
-    def _delivered_before(self, delivery: Delivery, message: Message) -> bool:
-        """Whether an earlier delivery of this very attempt ended in a crash, maybe after the park was confirmed."""
-        if not delivery.redelivered or message.attempt == 1 or not self.delivery_count_travels:
+    def delivered_before(self, delivery: Delivery) -> bool:
+        """Whether an earlier delivery of this very attempt may have ended in a crash, maybe with its park confirmed.
+
+        Raises :class:`WireError` for broken properties.
+        """
+        if not delivery.redelivered or not self.delivery_count_travels:
             return delivery.redelivered
-        return (message.properties.table.number("x-delivery-count") or 0) >= message.attempt
+        headers = delivery.properties().table
+        count = headers.number("x-delivery-count")
+        if count is None:  # a classic queue counts nothing, and calls nothing redelivered that came from a rung
+            return True
+        queue = self._topology.name
+        return count > sum(
+            death.count for death in deaths_of(headers) if death.queue == queue and death.reason == "rejected"
+        )
 
     async def _earlier_attempts(self, message: Message) -> tuple[list[AttemptRecord], bool]:
         """The failed attempts before this one, and whether some are missing."""

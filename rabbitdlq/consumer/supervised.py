@@ -22,22 +22,45 @@ from contextlib import asynccontextmanager
 from copy import copy
 from dataclasses import asdict
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 
-from rabbitdlq.consumer.consumer import Consumer
 from rabbitdlq.consumer.processor import ConsumerSummary
 from rabbitdlq.errors import ConfigurationError, RabbitDLQError
 
-__all__ = ["LINE_VARIABLE", "SupervisorLink"]
+__all__ = ["LINE_VARIABLE", "NUMBER_VARIABLE", "Supervisable", "SupervisorLink"]
 
 log = structlog.stdlib.get_logger(__name__)
 
 #: the number of the inherited socket
 LINE_VARIABLE = "RABBITDLQ_SUPERVISOR_LINE"
+#: which process it is, the same through all its lives
+NUMBER_VARIABLE = "RABBITDLQ_PROCESS_NUMBER"
 #: what SIGKILL may take of the numbers
 REPORT_SECONDS = 1.0
+
+
+class Supervisable(Protocol):
+    """A consumer, or a group of them."""
+
+    @property
+    def queue(self) -> str:
+        """What it consumes."""
+
+    @property
+    def worker(self) -> str:
+        """Its name."""
+
+    @property
+    def summary(self) -> ConsumerSummary:
+        """Its numbers so far."""
+
+    def stop(self) -> None:
+        """Ask it to stop, or not to wait any longer."""
+
+    async def run(self) -> ConsumerSummary:
+        """Run it to its end."""
 
 
 class SupervisorLink:
@@ -59,6 +82,8 @@ class SupervisorLink:
         """
         self._socket: socket.socket | None = None
         self._stops = 0
+        #: which of the supervisor's processes this is, from 1 on; 1 without a supervisor
+        self.number = _number_of(environment.pop(NUMBER_VARIABLE, "1"))
         number = environment.pop(LINE_VARIABLE, None)
         if number is None:
             return
@@ -87,8 +112,8 @@ class SupervisorLink:
                 self._tell(failed=str(error), exit_code=code)
                 raise SystemExit(code) from None
 
-    async def run(self, consumer: Consumer) -> ConsumerSummary:
-        """Run the consumer, as :meth:`Consumer.run` does and with its errors.
+    async def run(self, consumer: Supervisable) -> ConsumerSummary:
+        """Run the consumer or the group, as :meth:`Consumer.run` does and with its errors.
 
         In a supervised process SIGTERM and SIGINT stop it, and so does the supervisor's end. Further signals to this
         process change nothing: service managers signal a whole group, supervisor and processes, and the supervisor
@@ -107,7 +132,7 @@ class SupervisorLink:
             return summary
 
     @asynccontextmanager
-    async def _listening(self, line: socket.socket, consumer: Consumer) -> AsyncIterator[None]:
+    async def _listening(self, line: socket.socket, consumer: Supervisable) -> AsyncIterator[None]:
         loop = asyncio.get_running_loop()
 
         def stop(level: int) -> None:
@@ -124,7 +149,7 @@ class SupervisorLink:
                 word = b""
             if not word:
                 loop.remove_reader(line)
-                log.warning("supervisor_lost", queue=consumer.topology.name, worker=consumer.worker)
+                log.warning("supervisor_lost", queue=consumer.queue, worker=consumer.worker)
             stop(2 if word else 1)
 
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -137,7 +162,7 @@ class SupervisorLink:
         finally:
             loop.remove_reader(line)
 
-    async def _report(self, consumer: Consumer) -> None:
+    async def _report(self, consumer: Supervisable) -> None:
         told = ConsumerSummary()
         while True:
             if consumer.summary != told:
@@ -149,3 +174,9 @@ class SupervisorLink:
         if self._socket is not None:
             with contextlib.suppress(OSError):  # the supervisor is gone or does not read: see above
                 self._socket.send(json.dumps(words).encode() + b"\n")
+
+
+def _number_of(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise ConfigurationError(f"{NUMBER_VARIABLE}: {text!r} is no supervisor's; do not set it")
+    return int(text)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import structlog
 
 from rabbitdlq.consumer.consumer import ConsumerSummary
-from rabbitdlq.consumer.supervised import LINE_VARIABLE
+from rabbitdlq.consumer.supervised import LINE_VARIABLE, NUMBER_VARIABLE
 from rabbitdlq.errors import BrokerError, ConfigurationError, RabbitDLQError
 
 __all__ = ["Backoff", "Ending", "Supervisor", "SupervisorReport", "Verdict", "added_up", "judged"]
@@ -309,7 +309,7 @@ class Supervisor:
 
     async def _life(self, number: int) -> Ending:
         try:
-            process = await _Process.start(self._command, self._environment)
+            process = await _Process.start(self._command, {**self._environment, NUMBER_VARIABLE: str(number)})
         except OSError as error:
             return Ending(None, error=f"{self._command[0]} cannot be started: {error.strerror}")
         self._running.add(process)

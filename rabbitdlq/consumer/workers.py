@@ -10,6 +10,7 @@ from typing import Any
 import structlog
 
 from rabbitdlq.broker import Delivery
+from rabbitdlq.consumer.gate import Gate
 
 __all__ = ["Workers"]
 
@@ -37,6 +38,9 @@ class Workers:
         self._tasks: list[asyncio.Task[None]] = []
         self._abandoned: set[asyncio.Task[Any]] = set()
         self._settling: set[asyncio.Task[Any]] = set()
+        #: what every delivery has to pass, if there is anything to pass
+        self.gate: Gate | None = None
+        self._entered: dict[asyncio.Task[Any] | None, tuple[Gate, Delivery]] = {}
         #: set while nothing waits and nobody works
         self.idle = asyncio.Event()
         self.idle.set()
@@ -52,10 +56,37 @@ class Workers:
         if self._sleeping and not self._waking:
             self._wake()
 
+    def nudge(self) -> None:
+        """The gate may be open again: let one of them try."""
+        if self.wants and self._sleeping and not self._waking:
+            self._wake()
+
+    @property
+    def wants(self) -> bool:
+        """Whether something waits and somebody is free to begin it."""
+        return bool(self._waiting) and self._busy < self._concurrency and not self._ended
+
+    @property
+    def waiting(self) -> int:
+        """How many nobody has begun."""
+        return len(self._waiting)
+
+    @property
+    def busy(self) -> int:
+        """How many are in work, or being settled."""
+        return self._busy
+
+    @property
+    def abandoned(self) -> int:
+        """How many do not come back from work that is settled."""
+        return len(self._abandoned)
+
     def take_back(self) -> list[Delivery]:
         """Those that nobody has begun."""
         waiting = list(self._waiting)
         self._waiting.clear()
+        if self.gate is not None:
+            self.gate.begun()
         self._note_idle()
         return waiting
 
@@ -65,9 +96,12 @@ class Workers:
         self._tasks.append(asyncio.create_task(self._run()))
         self._settling.add(settling)
         settling.add_done_callback(self._settling.discard)
-        settling.add_done_callback(lambda _: self._freed())
+        settling.add_done_callback(lambda _: self._freed(task))
 
-    def _freed(self) -> None:
+    def _freed(self, task: asyncio.Task[Any] | None) -> None:
+        if self._entered and (entered := self._entered.pop(task, None)) is not None:
+            gate, delivery = entered
+            gate.leave(delivery)
         self._busy -= 1
         self._note_idle()
 
@@ -97,7 +131,8 @@ class Workers:
         waiting, me = self._waiting, asyncio.current_task()
         turn_ends = perf_counter() + TURN
         while not self._ended:  # a handler may swallow the cancellation that ends its worker
-            if not waiting:
+            gate = self.gate
+            if not waiting or (gate is not None and not gate.enter(waiting[0])):
                 await self._sleep()
                 turn_ends = perf_counter() + TURN
                 continue
@@ -105,6 +140,9 @@ class Workers:
             if waiting and self._sleeping and not self._waking:
                 self._wake()
             self._busy += 1
+            if gate is not None:
+                self._entered[me] = (gate, delivery)
+                gate.begun()
             try:
                 await self._work(delivery)
             except (Exception, asyncio.CancelledError):  # whatever it is, the next delivery has to be worked on
@@ -114,7 +152,7 @@ class Workers:
                     log.exception("worker_failed", delivery_tag=delivery.tag)
             finally:
                 if me not in self._abandoned:
-                    self._freed()
+                    self._freed(me)
             if me in self._abandoned:
                 self._abandoned.discard(me)
                 self._tasks = [task for task in self._tasks if task is not me]

@@ -8,7 +8,8 @@ consumer still there, then the channels are closed in the order in which they we
 
 If this process is killed, what was taken by then goes behind what was not. So letters that are not too large are taken
 all at once, as far as the broker goes, before most of them are looked at; and by consumers of one channel that follow
-one another, because of several channels that die together the order is lost.
+one another, because of several channels that die together the order is lost. Where what is not looked at yet would take
+too much room here, it waits at the broker (:mod:`rabbitdlq.dead_letters.incoming`).
 """
 
 import asyncio
@@ -29,6 +30,7 @@ from rabbitdlq.broker import (
 )
 from rabbitdlq.broker.connection import CONNECT_TIMEOUT
 from rabbitdlq.dead_letter import DeadLetter
+from rabbitdlq.dead_letters.incoming import AHEAD_BYTES, HELD_BYTES, Incoming
 from rabbitdlq.dead_letters.lock import release_lock, take_lock
 from rabbitdlq.dead_letters.traits import Traits, traits_of
 from rabbitdlq.errors import BrokerError, BrokerUnavailable
@@ -48,10 +50,9 @@ MAX_PREFETCH, LARGEST_CHUNK = 65_535, 2_000
 CONSUMERS_OF_A_CHANNEL = 32
 QUIET_SECONDS = 2.0
 STALLED_SECONDS = 60.0
-#: what a held letter takes beside its bytes
-HELD_BYTES = 1_500
 #: for letters to be ready again after they were given back; somebody else may take them away at once
 RETURN_SECONDS = 5.0
+_LOOK_SECONDS = 0.01
 
 
 class Held:
@@ -154,9 +155,10 @@ class Browser:
         self._control: Channel | None = None
         #: in the order in which they were filled, and how many letters each holds
         self._filled: dict[ConsumingChannel, int] = {}
-        self._consuming: list[ConsumingChannel] = []
+        self._consuming: dict[ConsumingChannel, Incoming] = {}
         #: the channel that is being filled, and what comes on it; and how many consumers there have been
-        self._reading: tuple[ConsumingChannel, asyncio.Queue[Delivery | None]] | None = None
+        self._reading: tuple[ConsumingChannel, Incoming] | None = None
+        self._discarding = False
         self._consumers = 0
         self._largest = 0
         self._taken = 0
@@ -184,7 +186,8 @@ class Browser:
         """The letters that were there at entering, oldest first, at most ``limit``.
 
         ``acting``: some are removed while the others are still read. What the caller does not keep is gone from memory.
-        Ends early where somebody else took letters away.
+        Ends early where somebody else took letters away; and ``acting`` where letters are so large, all of a sudden,
+        that no more can be kept: those after them come when reading has begun anew (:meth:`give_back`).
         """
         async with contextlib.aclosing(self._take(limit, acting)) as deliveries:
             async for delivery in deliveries:
@@ -196,31 +199,42 @@ class Browser:
         Removing one makes room for another. Where that comes while its consumer is cancelled, the broker puts it
         behind the rest (seen on 3.10). So nothing is handed out to be removed before its consumer is gone.
         """
+        kept_bytes, is_full = 0, False
         left = self.count - self._taken if limit is None else min(limit, self.count - self._taken)
-        while left > 0 and not self._ended_early:
+        while left > 0 and not self._ended_early and not is_full:
             size = self._size_for(left, acting)
             kept: deque[Delivery] = deque()
-            channel, arrived = await self._consume(size)
-            self._consuming.append(channel)
+            channel, incoming = await self._consume(size)
+            self._consuming[channel] = incoming
             seen = 0
-            # of very many a busy broker may be silent for a while (seen on 3.10) before it sends them
-            patience = QUIET_SECONDS if size <= LARGEST_CHUNK else QUIET_SECONDS * 10
-            while seen < size and (delivery := await self._next(arrived, patience)) is not None:
+            # a busy broker may be silent for a while before it sends many or large ones (seen on 3.10)
+            patience = QUIET_SECONDS if size <= SAMPLES[-1] else QUIET_SECONDS * 10
+            while seen < size:
+                delivery = await self._next(incoming, patience)
+                if delivery is None:
+                    await self._cancel(channel)  # before it answers to that, it sends what is on its way
+                    if incoming.is_empty() or (delivery := await incoming.get()) is None:
+                        break
                 seen += 1
                 self._taken += 1
                 self._filled[channel] += 1
-                self._largest = max(self._largest, delivery.size)
+                self._largest = max(self._largest, incoming.largest)
                 if self._on_progress is not None:
                     self._on_progress(self._taken, self.count)
                 if acting:
-                    kept.append(delivery)
+                    kept_bytes += delivery.size
+                    is_full = is_full or (bool(kept) and kept_bytes > AHEAD_BYTES)
+                    if not is_full:
+                        kept.append(delivery)
                 else:
                     yield delivery
             await self._cancel(channel)
             left -= seen
             self._ended_early = seen < size
             while kept:
-                yield kept.popleft()
+                delivery = kept.popleft()
+                kept_bytes -= delivery.size
+                yield delivery
 
     def _size_for(self, left: int, acting: bool) -> int:
         """How many to take at once: some to learn their size; all if they are small; else as many as may be held."""
@@ -235,38 +249,39 @@ class Browser:
             return most
         return min(left, LARGEST_CHUNK, fitting)
 
-    async def _consume(self, size: int) -> "tuple[ConsumingChannel, asyncio.Queue[Delivery | None]]":
+    async def _consume(self, size: int) -> tuple[ConsumingChannel, Incoming]:
         """The channel at hand and what comes on it, or a new one when it has had as many as keep the order."""
         tag = f"look-{self._consumers:04d}"
         self._consumers += 1
         if self._reading is not None and self._consumers % CONSUMERS_OF_A_CHANNEL:
+            self._reading[1].due = size
             await self._reading[0].consume_more(self._topology.dlq, prefetch=size, consumer_tag=tag)
             return self._reading
-        arrived: asyncio.Queue[Delivery | None] = asyncio.Queue()
+        incoming = Incoming(self._connection)
+        incoming.due = size
+        if self._discarding:
+            incoming.discard()
         channel = await ConsumingChannel.consume(
             self._connection,
             self._topology.dlq,
-            arrived.put_nowait,
-            lambda _: arrived.put_nowait(None),
+            incoming.take,
+            incoming.end,
             prefetch=size,
             consumer_tag=tag,
         )
         self._filled[channel] = 0
-        self._reading = channel, arrived
+        self._reading = channel, incoming
         return self._reading
 
-    async def _next(self, arrived: "asyncio.Queue[Delivery | None]", patience: float) -> Delivery | None:
+    async def _next(self, incoming: Incoming, patience: float) -> Delivery | None:
         """The next one; None where there is none left, raises :class:`BrokerUnavailable` where the line is gone."""
-        if not arrived.empty():  # most are there already, and a deadline costs more than the letter
-            delivery = arrived.get_nowait()
-            if delivery is not None:
-                return delivery
-            arrived.put_nowait(None)
+        if not incoming.is_empty() and (delivery := await incoming.get()) is not None:
+            return delivery  # most are there already, and a deadline costs more than the letter
         waited = 0.0
         while waited < STALLED_SECONDS:
             try:
                 async with asyncio.timeout(QUIET_SECONDS):
-                    delivery = await arrived.get()
+                    delivery = await incoming.get()
             except TimeoutError:
                 waited += QUIET_SECONDS
                 if waited < patience:
@@ -284,9 +299,16 @@ class Browser:
         self._filled[delivery.channel] -= 1
 
     async def _cancel(self, channel: ConsumingChannel) -> None:
-        if channel in self._consuming:
-            self._consuming.remove(channel)
+        if self._consuming.pop(channel, None) is not None:
             await channel.cancel()
+
+    async def _come(self, incoming: Incoming) -> None:
+        """Wait for what is on its way: the broker sends it before it answers to a cancel, which has a deadline."""
+        quiet = 0
+        while incoming.due > 0 and not incoming.ended and quiet * _LOOK_SECONDS < QUIET_SECONDS:
+            due = incoming.due
+            await asyncio.sleep(_LOOK_SECONDS)
+            quiet = quiet + 1 if incoming.due == due else 0
 
     async def purge(self) -> int:
         """Delete every letter that is ready; gives their number."""
@@ -312,14 +334,21 @@ class Browser:
         assert self._control is not None
         await self._return_all(self._control)
         self._filled.clear()
-        self._reading, self._consumers = None, 0
+        self._reading, self._consumers, self._discarding = None, 0, False
         self._taken, self._ended_early = 0, False
         self.count = await count_messages(self._control, self._topology.dlq)
 
     async def _return_all(self, control: Channel) -> None:
         # first of all: a consumer still there would share what follows with the next one, and mix up the order
-        for channel in list(self._consuming):
+        self._discarding = True
+        if self._reading is not None:
+            self._reading[1].discard()
+        for channel, incoming in list(self._consuming.items()):
+            await self._come(incoming)
             await self._cancel(channel)
+            unseen = incoming.drain()
+            self._taken += unseen
+            self._filled[channel] += unseen
         if (self._topology.dlq_type or self._topology.queue_type) == "quorum" and self._filled:
             with contextlib.suppress(BrokerError):  # the line is gone: the broker returns everything by itself
                 async with contextlib.aclosing(self._take(None)) as rest:
@@ -350,7 +379,7 @@ class Browser:
         try:
             async with asyncio.timeout(RETURN_SECONDS):
                 while await count_messages(control, self._topology.dlq) < count:
-                    await asyncio.sleep(0.01)
+                    await asyncio.sleep(_LOOK_SECONDS)
         except (BrokerError, TimeoutError):
             return False
         return True

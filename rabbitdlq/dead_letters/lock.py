@@ -25,11 +25,11 @@ from rabbitdlq.broker.connection import CONNECT_TIMEOUT
 from rabbitdlq.broker.translate import difference
 from rabbitdlq.dead_letter import read_time
 from rabbitdlq.definitions import HOLDER_PREFIX
-from rabbitdlq.errors import BrokerError, DeadLettersInUse, EntityNotFound, TopologyMismatch
+from rabbitdlq.errors import AccessDenied, BrokerError, DeadLettersInUse, EntityNotFound, TopologyMismatch
 from rabbitdlq.texts import printable, shorten
 from rabbitdlq.topology import Topology
 
-__all__ = ["Holder", "release_lock", "take_lock"]
+__all__ = ["Holder", "LockState", "lock_state", "release_lock", "take_lock"]
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -72,8 +72,27 @@ class Holder:
             return None
         return cls(_shown(who), _shown(doing), moment, int(process))
 
+    def as_json(self) -> dict[str, Any]:
+        """As ``dlq summary --json`` shows it."""
+        return {
+            "who": self.who,
+            "doing": self.doing,
+            "since": self.since.isoformat(timespec="seconds"),
+            "process": self.process,
+        }
+
     def __str__(self) -> str:
         return f"{self.who} is {self.doing} since {self.since.isoformat(timespec='seconds')} (process {self.process})"
+
+
+@dataclass(frozen=True, slots=True)
+class LockState:
+    """Whether somebody holds the lock, and who."""
+
+    #: None where this account may not know
+    held: bool | None
+    #: None where nobody has it, or where it is not to be known who
+    holder: Holder | None = None
 
 
 def _shown(text: str) -> str:
@@ -110,6 +129,26 @@ async def take_lock(connection: Connection, topology: Topology, who: str, doing:
         with contextlib.suppress(BrokerError):
             await _ask(connection, "unlocking", lambda channel: channel.queue_delete(topology.lock_queue))
         raise
+
+
+async def lock_state(connection: Connection, topology: Topology) -> LockState:
+    """Whether the dead-letter queue is locked at this moment, by whichever connection; takes no lock."""
+    what = f"looking whether {topology.dlq!r} is locked"
+    try:
+        await _ask(connection, what, lambda channel: channel.queue_declare(topology.lock_queue, passive=True))
+    except EntityNotFound:
+        return LockState(held=False)
+    except AccessDenied:
+        return LockState(held=None)
+    except BrokerError as error:
+        if not isinstance(error.__cause__, aiormq.exceptions.ChannelLockedResource):
+            raise
+    for _ in range(_TRIES):  # it may not have told its name yet
+        holder = await _holder(connection, topology)
+        if holder is not None:
+            return LockState(held=True, holder=holder)
+        await asyncio.sleep(_AGAIN_SECONDS)
+    return LockState(held=True)
 
 
 async def release_lock(channel: Channel, topology: Topology) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from rabbitdlq.broker import Connection, close_channel, queue_counts
 from rabbitdlq.dead_letter import DeadLetter
 from rabbitdlq.dead_letters.browse import Browser, Held
+from rabbitdlq.dead_letters.lock import Holder, lock_state
 from rabbitdlq.dead_letters.selection import Selection
 from rabbitdlq.errors import AmbiguousDeadLetter, DeadLetterNotFound, EntityNotFound
 from rabbitdlq.topology import Topology
@@ -24,8 +25,13 @@ class QueueSummary:
     waiting: int | None
     #: waiting on the ladder, by rung
     on_ladder: Mapping[str, int | None]
+    #: without those that somebody who looks or replays holds in his hands: fewer than there are while it is in use
     dead: int | None
     consumers: int | None
+    #: whether somebody looks at the dead letters or does something with them; None where this account may not know
+    in_use: bool | None = False
+    #: who that is; None also where it is in use and not to be known by whom
+    held_by: Holder | None = None
 
     def as_json(self) -> dict[str, Any]:
         """As ``rabbitdlq dlq summary --json`` shows it."""
@@ -35,6 +41,8 @@ class QueueSummary:
             "on_ladder": dict(self.on_ladder),
             "dead": self.dead,
             "consumers": self.consumers,
+            "in_use": self.in_use,
+            "held_by": None if self.held_by is None else self.held_by.as_json(),
         }
 
 
@@ -51,12 +59,18 @@ async def summarize(connection: Connection, topology: Topology) -> QueueSummary:
             await close_channel(channel)
 
     waiting, consumers = await counts(topology.name)
+    state = await lock_state(connection, topology)
+    dead, _ = await counts(topology.dlq)
+    if state.held is False:  # somebody may have taken letters between the two
+        state = await lock_state(connection, topology)
     return QueueSummary(
         queue=topology.name,
         waiting=waiting,
         on_ladder={rung.queue: (await counts(rung.queue))[0] for rung in topology.rungs},
-        dead=(await counts(topology.dlq))[0],
+        dead=dead,
         consumers=consumers,
+        in_use=state.held,
+        held_by=state.holder,
     )
 
 

@@ -1,7 +1,7 @@
 """``DLQManager``: everything that can be done with the dead letters of one work queue. Every door uses this class."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -16,7 +16,7 @@ from rabbitdlq.dead_letters.groups import Group, Grouping
 from rabbitdlq.dead_letters.looking import QueueSummary, find, read_letters, summarize
 from rabbitdlq.dead_letters.operation import Operation, resumable, runs_of
 from rabbitdlq.dead_letters.plan import Planner, ReplayPlan
-from rabbitdlq.dead_letters.preflight import Finding, LetterFacts, preflight
+from rabbitdlq.dead_letters.preflight import Finding, preflight_plan
 from rabbitdlq.dead_letters.pushing import message_to_push, pushed
 from rabbitdlq.dead_letters.replay import Canary, Target
 from rabbitdlq.dead_letters.report import RunReport
@@ -132,16 +132,17 @@ class DLQManager(Session):
 
     async def count(self) -> int:
         """Letters that are ready; needs no lock."""
-        channel = await (await self._connected()).channel()
-        try:
-            return await count_messages(channel, self.topology.dlq)
-        finally:
-            await close_channel(channel)
+        async with self._aside() as connection:
+            channel = await connection.channel()
+            try:
+                return await count_messages(channel, self.topology.dlq)
+            finally:
+                await close_channel(channel)
 
     async def summary(self, queues: Iterable[Topology] | None = None) -> list[QueueSummary]:
         """How the work queues stand: waiting, on the ladder, dead. Of this manager's queue unless others are given."""
-        connection = await self._connected()
-        return [await summarize(connection, topology) for topology in queues or [self.topology]]
+        async with self._aside() as connection:
+            return [await summarize(connection, topology) for topology in queues or [self.topology]]
 
     # --- changing
 
@@ -195,16 +196,7 @@ class DLQManager(Session):
         """
         # a publish in an alarm blocks the connection for good
         async with await Connection.open(self._url, f"rabbitdlq preflight {self.topology.name}") as connection:
-            facts = LetterFacts.of(plan)
-            if to is not None:
-                return await preflight(connection, self.topology, to, facts, management_url)
-            found: list[Finding] = []
-            for origin in sorted(plan.origins, key=plan.origins.__getitem__, reverse=True) or [self.topology.name]:
-                target, some = Target.of_queue(origin), facts.of_origin(origin)
-                found += await preflight(connection, self.topology, target, some, management_url)
-                if any((finding.level, finding.check) == ("error", "alarm") for finding in found):
-                    break  # nothing is answered on this connection any more
-            return list(dict.fromkeys(found))  # of the broker each says the same
+            return await preflight_plan(connection, self.topology, plan, to, management_url)
 
     async def replay(
         self,
@@ -214,6 +206,7 @@ class DLQManager(Session):
         rate: float | None = None,
         canary: Canary | None = None,
         watch: timedelta | None = None,
+        before: Callable[[ReplayPlan], Awaitable[None]] | None = None,
         stop: asyncio.Event | None = None,
         on_progress: Callable[[RunReport], None] | None = None,
     ) -> RunReport:
@@ -222,7 +215,8 @@ class DLQManager(Session):
         The set is frozen when it starts: what fails again meanwhile is not picked up. One that cannot be sent stays
         where it is, with the reason in the report, and the others go. ``rate`` is in letters a second. ``canary``
         sends a few first and goes on only if few enough of them fail. ``watch`` waits so long for the consumers to be
-        through with them. ``stop`` ends it between two letters.
+        through with them. ``before`` is given the plan when nothing has been sent yet, as for :meth:`preflight`; an
+        error that it raises ends the replay there. ``stop`` ends it between two letters.
 
         An id raises :class:`DeadLetterNotFound` or :class:`AmbiguousDeadLetter`; a broker that goes away
         :class:`BrokerUnavailable` or :class:`PublishUnconfirmed`, after which the run can be resumed.
@@ -231,6 +225,7 @@ class DLQManager(Session):
             raise ConfigurationError(f"{to} leads to where they are")
         operation = await self._operation("replay", what, stop, on_progress)
         operation.target, operation.rate, operation.canary, operation.watch = to, rate, canary, watch
+        operation.before = before
         return await self._run(operation, "replaying")
 
     async def replay_one(self) -> RunReport:
@@ -314,7 +309,8 @@ class DLQManager(Session):
 
     async def runs(self) -> list[RunInfo]:
         """The operations on these letters that the journal knows of, oldest first; also those that were killed."""
-        return [state.info() for state in (await runs_of(await self._desk())).values()]
+        async with self._aside() as connection:
+            return [state.info() for state in (await runs_of(await self._desk(connection))).values()]
 
     async def resume(
         self,

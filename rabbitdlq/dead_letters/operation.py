@@ -72,6 +72,8 @@ class Operation:
     watch: timedelta | None = None
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     on_progress: Callable[[RunReport], None] = _nothing
+    #: is given a new run's plan before anything is done; an error that it raises ends it there
+    before: Callable[[ReplayPlan], Awaitable[None]] | None = None
     #: an id that names no letter, or several, is an error instead of a line in the report
     strict: bool = False
 
@@ -148,6 +150,8 @@ class Operation:
             report.stay(id, str(error))
         report.found, report.held = browser.count, plan.held
         report.planned = plan.count + len(plan.problems)
+        if self.before is not None and plan.count:
+            await self.before(plan)
         return list(plan.keys), kept
 
     async def _resume(

@@ -4,16 +4,15 @@ Nothing is sent and nothing is changed. Over AMQP little can be asked; the manag
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Literal
 
 from rabbitdlq import names
 from rabbitdlq.broker import Channel, Connection, Outgoing, Publisher, close_channel, new_id, queue_counts, translated
 from rabbitdlq.broker.connection import CONNECT_TIMEOUT
-from rabbitdlq.dead_letter import DeadLetter
+from rabbitdlq.dead_letters.facts import LetterFacts
 from rabbitdlq.dead_letters.plan import ReplayPlan
 from rabbitdlq.dead_letters.replay import Target
 from rabbitdlq.errors import (
@@ -31,7 +30,7 @@ from rabbitdlq.management import ManagementApi, QueueState, Routes
 from rabbitdlq.topology import Topology, Version
 from rabbitdlq.wire import Properties
 
-__all__ = ["Finding", "LetterFacts", "preflight"]
+__all__ = ["Finding", "preflight", "preflight_plan"]
 
 PROBE_TIMEOUT = timedelta(seconds=5)
 #: for an answer on a connection that has just published: a blocked one gives none
@@ -43,7 +42,9 @@ _MIB = 1024 * 1024
 _LARGEST_MESSAGE = 512 * _MIB
 GIVE_URL = "give --management-url or RABBITDLQ_MANAGEMENT_URL"
 #: reasons of letters that fail again as they did before, however often they are sent
-_LASTING = (names.UNDECODABLE, names.PERMANENT)
+_LASTING = (names.UNDECODABLE, names.INVALID, names.PERMANENT)
+#: checks that say of one queue that nothing arrives there
+_UNREACHABLE = frozenset({"target", "write"})
 
 Level = Literal["ok", "warning", "error", "unknown"]
 
@@ -63,55 +64,6 @@ class Finding:
         return {"level": self.level, "check": self.check, "text": self.text}
 
 
-@dataclass(slots=True)
-class LetterFacts:
-    """What matters of the letters that were chosen; filled by :meth:`add`, or all at once."""
-
-    count: int = 0
-    #: of the bodies
-    total_bytes: int = 0
-    largest_bytes: int = 0
-    reasons: Counter[str] = field(default_factory=Counter)
-    #: by the work queue they failed in
-    origins: Counter[str] = field(default_factory=Counter)
-    #: that had one; it does not go with them
-    user_ids: int = 0
-    expirations: int = 0
-    #: that the loop breaker holds: they stay
-    held: int = 0
-
-    @classmethod
-    def of(cls, plan: ReplayPlan) -> "LetterFacts":
-        """Those of a plan."""
-        return cls(
-            count=plan.count,
-            total_bytes=plan.total_bytes,
-            largest_bytes=plan.largest_bytes,
-            reasons=Counter(plan.reasons),
-            origins=Counter(plan.origins),
-            held=plan.held,
-        )
-
-    def of_origin(self, queue: str) -> "LetterFacts":
-        """Of those that failed in this queue; their size as if all were of average size."""
-        count = self.origins[queue]
-        share = self.total_bytes * count // self.count if self.count else 0
-        return replace(self, count=count, total_bytes=share, origins=Counter({queue: count}))
-
-    def add(self, letter: DeadLetter, *, held: bool = False) -> None:
-        """Count one letter; one that is ``held`` is not sent, and counts as that only."""
-        if held:
-            self.held += 1
-            return
-        self.count += 1
-        self.total_bytes += len(letter.body)
-        self.largest_bytes = max(self.largest_bytes, len(letter.body))
-        self.reasons[letter.reason] += 1
-        self.origins[letter.queue] += 1
-        self.user_ids += letter.wire.user_id is not None or "user_id" in letter.original
-        self.expirations += letter.wire.expiration is not None or "expiration" in letter.original
-
-
 async def preflight(
     connection: Connection, topology: Topology, target: Target, letters: LetterFacts, management_url: str | None
 ) -> list[Finding]:
@@ -129,6 +81,35 @@ async def preflight(
             raise
         findings.append(Finding("error", "alarm", f"the broker does not answer, as in an alarm: {error}"))
     return [*findings, *await _by_management(connection.vhost, topology, target, letters, management_url)]
+
+
+async def preflight_plan(
+    connection: Connection, topology: Topology, plan: ReplayPlan, to: Target | None, management_url: str | None
+) -> list[Finding]:
+    """The same of a plan; without a target of each of the work queues that its letters came from.
+
+    Of several queues one where nothing arrives is a warning: the letters of the others go.
+    """
+    facts = LetterFacts.of(plan)
+    if to is not None:
+        return await preflight(connection, topology, to, facts, management_url)
+    of_queues: list[list[Finding]] = []
+    for origin in sorted(plan.origins, key=plan.origins.__getitem__, reverse=True) or [topology.name]:
+        target, some = Target.of_queue(origin), facts.of_origin(origin)
+        of_queues.append(await preflight(connection, topology, target, some, management_url))
+        if any((finding.level, finding.check) == ("error", "alarm") for finding in of_queues[-1]):
+            break  # nothing is answered on this connection any more
+    some_arrive = not all(any(map(_is_unreachable, findings)) for findings in of_queues)
+    found = [
+        replace(finding, level="warning") if some_arrive and _is_unreachable(finding) else finding
+        for findings in of_queues
+        for finding in findings
+    ]
+    return list(dict.fromkeys(found))  # of the broker each says the same
+
+
+def _is_unreachable(finding: Finding) -> bool:
+    return finding.level == "error" and finding.check in _UNREACHABLE
 
 
 # --- the letters themselves

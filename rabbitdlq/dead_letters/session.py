@@ -60,6 +60,15 @@ class Session:
             return self._connection
 
     @asynccontextmanager
+    async def _aside(self) -> AsyncIterator[Connection]:
+        """A connection that answers at once: the one on which letters are read may be paused meanwhile."""
+        if not self._one_at_a_time.locked():
+            yield await self._connected()
+            return
+        async with await Connection.open(self._url, f"rabbitdlq dlq {self.topology.name} {self.who}") as connection:
+            yield connection
+
+    @asynccontextmanager
     async def _browse(
         self, on_progress: Callable[[int, int], None] | None = None, doing: str = "looking"
     ) -> AsyncIterator[Browser]:
@@ -79,8 +88,8 @@ class Session:
         if self._read_only:
             raise ReadOnly(f"{operation} of {self.topology.dlq!r}: refused, because this is read-only")
 
-    async def _desk(self) -> Desk:
-        return Desk(self.topology, await self._connected(), self._link, self._writer, self.who)
+    async def _desk(self, connection: Connection | None = None) -> Desk:
+        return Desk(self.topology, connection or await self._connected(), self._link, self._writer, self.who)
 
     async def _record(self, event: str, ids: list[str], count: int) -> None:
         # what was done is done: a line that is lost by now must not turn it into an error

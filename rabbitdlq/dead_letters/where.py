@@ -11,7 +11,7 @@ called. Powers, shifts and formats are left out: they can eat all time or memory
 import ast
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from fnmatch import translate
 from functools import lru_cache
@@ -28,6 +28,8 @@ __all__ = ["NAMES", "Tally", "Where", "glob"]
 
 #: beyond this it is no condition that a person writes
 _LONGEST = 4_000
+#: of a name like ``payload.customer.id`` that is told as one
+_MOST_STEPS = 20
 
 
 def _error(letter: DeadLetter) -> dict[str, str] | None:
@@ -108,11 +110,13 @@ def _remainder(left: Any, right: Any) -> Any:
 class _Evaluator(EvalWithCompoundTypes):  # type: ignore[misc]
     """Evaluates conditions on JSON: a name after a dot is a key."""
 
-    def __init__(self) -> None:
+    def __init__(self, tally: "Tally", dotted: Mapping[int, str]) -> None:
         super().__init__(
             operators=DEFAULT_OPERATORS | {ast.Mod: _remainder}, functions=dict(_FUNCTIONS), names=self._name
         )
         self.letter: DeadLetter | None = None
+        self._tally = tally
+        self._dotted = dotted
         self._known: dict[str, Any] = {}
         self.nodes |= {ast.Attribute: self._attribute, ast.Call: self._call}
 
@@ -131,10 +135,22 @@ class _Evaluator(EvalWithCompoundTypes):  # type: ignore[misc]
         return self._known[name]
 
     def _attribute(self, node: ast.Attribute) -> Any:
-        return _item(self._eval(node.value), node.attr)
+        return self._asked(node, self._eval(node.value), node.attr)
 
     def _eval_subscript(self, node: ast.Subscript) -> Any:
-        return _item(self._eval(node.value), self._eval(node.slice))
+        return self._asked(node, self._eval(node.value), self._eval(node.slice))
+
+    def _asked(self, node: ast.expr, owner: Any, key: Any) -> Any:
+        name = self._dotted.get(id(node))
+        try:
+            value = _item(owner, key)
+        except LookupError:
+            if name is not None:
+                self._tally.absent.add(name)
+            raise
+        if name is not None:
+            self._tally.present.add(name)
+        return value
 
     def _call(self, node: ast.Call) -> Any:
         arguments = [self._eval(each) for each in node.args]
@@ -188,6 +204,14 @@ class Tally:
     failures: int = 0
     #: why not, for the first of them
     first_failure: str | None = None
+    #: names like ``payload.customer.id`` that some letter was asked for and had, or did not have
+    present: set[str] = field(default_factory=set)
+    absent: set[str] = field(default_factory=set)
+
+    @property
+    def unknown(self) -> list[str]:
+        """Names that no letter had of those that were asked for them: they may be typos."""
+        return sorted(self.absent - self.present)
 
     def add(self, why: str) -> None:
         """One more."""
@@ -197,6 +221,8 @@ class Tally:
     def reset(self) -> None:
         """Count anew: the same condition is used for another look."""
         self.failures, self.first_failure = 0, None
+        self.present.clear()
+        self.absent.clear()
 
 
 class Where:
@@ -212,7 +238,7 @@ class Where:
         #: letters for which it could not be evaluated; they do not match
         self.tally = Tally()
         self._tree = _parsed(text)
-        self._evaluator = _Evaluator()
+        self._evaluator = _Evaluator(self.tally, _dotted(self._tree))
 
     def matches(self, letter: DeadLetter) -> bool:
         """Whether it holds; no, and counted in :attr:`tally`, where it cannot be evaluated for this letter."""
@@ -250,6 +276,21 @@ def _parsed(text: str) -> ast.expr:
     for node in ast.walk(tree):
         _check(text, node, bound, is_called=id(node) in called)
     return tree.body
+
+
+def _dotted(tree: ast.expr) -> dict[int, str]:
+    """The nodes that ask for a key of a letter by its name, each with what it asks for."""
+    found: dict[int, str] = {}
+    for node in ast.walk(tree):
+        inner, steps = node, 0
+        while steps < _MOST_STEPS and (
+            isinstance(inner, ast.Attribute)
+            or (isinstance(inner, ast.Subscript) and isinstance(inner.slice, ast.Constant))
+        ):
+            inner, steps = inner.value, steps + 1
+        if steps and isinstance(inner, ast.Name) and inner.id in NAMES:
+            found[id(node)] = ast.unparse(node)
+    return found
 
 
 def _check(text: str, node: ast.AST, bound: set[str], *, is_called: bool) -> None:

@@ -20,12 +20,15 @@ __all__ = [
     "JournalEvent",
     "attempt_record",
     "dropped",
+    "ended",
     "failed",
     "marker",
     "operated",
     "parked",
+    "postponed",
     "recovered",
     "run_event",
+    "started",
     "succeeded",
 ]
 
@@ -181,6 +184,32 @@ def dropped(message: Message, failure: Failure, worker: str, duration_ms: float)
             "duration_ms": round(duration_ms, 3),
         },
     )
+
+
+def postponed(message: Message, failure: Failure, reason: str, worker: str) -> Entry:
+    """The handler could not do it now, and that spent no attempt."""
+    return _of_attempt(
+        names.POSTPONED,
+        message,
+        worker,
+        datetime.now(UTC),
+        {
+            "error_type": shorten(failure.type, 200),
+            "error_message": shorten(failure.message, 1_000),
+            "fingerprint": failure.fingerprint,
+            "reason": reason,
+        },
+    )
+
+
+def started(message: Message, worker: str, at: datetime) -> Entry:
+    """The handler of a message that a crash had brought back is about to begin."""
+    return _of_attempt(names.STARTED, message, worker, at, {})
+
+
+def ended(message: Message, worker: str, at: datetime) -> Entry:
+    """That handler has ended, however it did: it took no process with it."""
+    return _of_attempt(names.ENDED, message, worker, at, {})
 
 
 def recovered(message: Message, worker: str, duration_ms: float) -> Entry:

@@ -3,12 +3,12 @@
 import asyncio
 from collections import deque
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import structlog
 
 from rabbitdlq import names
-from rabbitdlq.broker import Outgoing, PublishLink, new_id
+from rabbitdlq.broker import Blocked, Outgoing, PublishLink, new_id
 from rabbitdlq.errors import BrokerError
 from rabbitdlq.journal.events import Entry, JournalEvent
 from rabbitdlq.topology import Topology
@@ -20,6 +20,8 @@ log = structlog.stdlib.get_logger(__name__)
 
 #: events in one message, and bytes after which no more are added
 BATCH_EVENTS, BATCH_BYTES = 200, 100_000
+#: what is kept of the events that come while the broker takes no publishes; more are lost
+MOST_KEPT_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(slots=True)
@@ -57,6 +59,9 @@ class JournalWriter:
 
     While one message of events is under way, those that come meanwhile are gathered for the next: an event alone waits
     for nobody, and a thousand failures at once are a few messages.
+
+    While an alarm of the broker blocks the connection nobody waits at all. The events are kept, as far as there is room
+    for them, and written when the alarm is over; until then only this process knows of them.
     """
 
     def __init__(self, topology: Topology, link: PublishLink, timeout: timedelta = timedelta(seconds=5)) -> None:
@@ -68,6 +73,13 @@ class JournalWriter:
         #: by the kind of event, which is the routing key
         self._gathered: dict[str, deque[_Batch]] = {}
         self._writing: dict[str, asyncio.Task[None]] = {}
+        link.on_blocked = self._blocked
+        self._under_way: dict[str, _Batch] = {}
+        self._kept_bytes = 0
+        #: events that the journal will never have, by what is known
+        self.lost = 0
+        #: since when no write has succeeded, and why; None while all is well
+        self.failing: tuple[datetime, str] | None = None
 
     async def append(self, event: Entry | JournalEvent) -> bool:
         """Publish the event and wait for its confirm; False where that failed."""
@@ -77,6 +89,11 @@ class JournalWriter:
         """As :meth:`append`, for who has something to do meanwhile."""
         kind = event.event
         body = event.encode()
+        if self._link.blocked is not None:
+            return self._begin_blocked(event, body)
+        return self._gather(kind, event, body)
+
+    def _gather(self, kind: str, event: Entry | JournalEvent, body: bytes) -> "asyncio.Future[bool]":
         gathered = self._gathered.setdefault(kind, deque())
         if not gathered or gathered[-1].full:
             gathered.append(_Batch())
@@ -85,10 +102,58 @@ class JournalWriter:
             self._writing[kind] = asyncio.create_task(self._write(kind, gathered))
         return written
 
+    def _begin_blocked(self, event: Entry | JournalEvent, body: bytes) -> "asyncio.Future[bool]":
+        """Keep the event for later, and let nobody wait for it."""
+        # told late, after the end of what began, a start would be taken for that of a crash
+        if event.event == names.STARTED or self._kept_bytes + len(body) > MOST_KEPT_BYTES:
+            self.lost += event.event != names.STARTED
+            written: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        else:
+            self._kept_bytes += len(body)
+            written = self._gather(event.event, event, body)
+        if not written.done():
+            written.set_result(False)
+        return written
+
+    def _blocked(self, blocked: Blocked | None) -> None:
+        if blocked is None:
+            log.info("journal_goes_on", queue=self._topology.name, kept_bytes=self._kept_bytes, lost_events=self.lost)
+            self._kept_bytes = 0
+            return
+        self.failing = self.failing or (blocked.since, f"the broker takes no publishes: {blocked.reason}")
+        log.warning(
+            "journal_blocked",
+            queue=self._topology.name,
+            reason=blocked.reason,
+            consequence="events are kept in this process until the alarm is over",
+        )
+        for gathered in self._gathered.values():
+            for batch in gathered:
+                batch.tell(False)
+                self._kept_bytes += batch.size
+        for batch in self._under_way.values():
+            batch.tell(False)
+
+    async def close(self) -> None:
+        """Write what is under way; what an alarm has kept from being written goes with this process."""
+        tasks = list(self._writing.values())
+        if tasks and self._link.blocked is None:
+            await asyncio.wait(tasks, timeout=self._timeout.total_seconds())
+        kept = sum(len(batch.events) for gathered in self._gathered.values() for batch in gathered)
+        kept += sum(len(batch.events) for batch in self._under_way.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if kept:
+            self.lost += kept
+            log.error("journal_events_lost", queue=self._topology.name, lost_events=kept)
+
     async def _write(self, kind: str, gathered: deque[_Batch]) -> None:
         try:
             while gathered:
-                batch = gathered.popleft()
+                if self._link.blocked is not None:
+                    await self._link.unblocked()
+                batch = self._under_way[kind] = gathered.popleft()
                 written = False
                 try:
                     written = await self._put(batch)
@@ -96,13 +161,22 @@ class JournalWriter:
                     log.exception("journal_unwritable", queue=self._topology.name, lost_events=len(batch.events))
                 finally:
                     batch.tell(written)
+                del self._under_way[kind]
+                if not written and kind != names.STARTED and self._link.blocked is not None:
+                    gathered.appendleft(batch)  # the broker has not read it
+                elif not written:
+                    self.lost += len(batch.events)
         finally:
+            self._under_way.pop(kind, None)
             del self._writing[kind]
 
     async def _put(self, batch: _Batch) -> bool:
         try:
             await self._publish(batch.events[0], b"\n".join(batch.bodies))
         except BrokerError as error:
+            if self._link.blocked is not None:
+                return False  # told once, when it began
+            self.failing = self.failing or (datetime.now(UTC), str(error))
             for event in batch.events:
                 log.warning(
                     "journal_unwritable",
@@ -113,6 +187,7 @@ class JournalWriter:
                     error=str(error),
                 )
             return False
+        self.failing = None
         return True
 
     async def publish(self, event: JournalEvent) -> None:

@@ -121,6 +121,8 @@ async def test_dead_letters_are_shown_as_tables_and_as_documented_json(shell: Sh
         "on_ladder": {rung.queue: 0 for rung in shell.topology.rungs},
         "dead": 3,
         "consumers": 0,
+        "in_use": False,
+        "held_by": None,
     }
     assert await dead(shell) == ids
 
@@ -137,11 +139,12 @@ async def test_letters_are_sent_back_by_id_or_all_and_what_cannot_go_stays(shell
     (report,) = some.json
     assert (report["done"], report["stayed"], report["left"], report["interrupted"]) == (1, 1, 0, False)
     assert [error["id"] for error in report["errors"]] == ["nope"]
-    assert some.lines[0].startswith("nope: no dead letter 'nope'")
+    assert some.lines[1].startswith("nope: no dead letter 'nope'")
     assert some.lines[-1] == "replayed 1, stayed 1"
     asked = "rabbitdlq: dlq replay: name ids, select some, say --all, or go on with --resume"
     assert (neither.code, neither.lines) == (2, [asked])
-    assert (rest.code, rest.lines) == (0, ["replayed 2, stayed 0"])
+    no_consumer = f"preflight: warning: queue '{shell.queue}' has no consumer: the letters would wait there"
+    assert (rest.code, rest.lines) == (0, [no_consumer, "replayed 2, stayed 0"])
     assert await dead(shell) == []
     assert await shell.raw.count(shell.queue) == 3
 
@@ -152,11 +155,15 @@ async def test_letters_that_no_queue_takes_back_stay_and_are_named(shell: Shell)
     channel = await shell.raw.channel()
     await channel.queue_delete(shell.queue)
 
-    done = await shell("dlq", "replay", shell.queue, "--all")
+    refused, done = await shell.one_by_one(
+        ("dlq", "replay", shell.queue, "--all"), ("dlq", "replay", shell.queue, "--all", "--force")
+    )
 
-    assert done.code == 1
-    assert {line.partition(":")[0] for line in done.lines[:-1]} == set(ids)
-    assert all("no queue took the message" in line for line in done.lines[:-1])
+    missing = f"preflight: error: queue '{shell.queue}': there is no such queue"
+    assert (refused.code, refused.lines[0], len(refused.lines)) == (1, missing, 2)
+    assert (done.code, done.lines[0]) == (1, missing)
+    assert {line.partition(":")[0] for line in done.lines[1:-1]} == set(ids)
+    assert all("no queue took the message" in line for line in done.lines[1:-1])
     assert done.lines[-1] == "replayed 0, stayed 3"
     assert sorted(await dead(shell)) == sorted(ids)
 

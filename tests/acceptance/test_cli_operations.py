@@ -24,12 +24,16 @@ async def dead(shell: Shell) -> list[str]:
         return [letter.id for letter in await dlq.peek_all()]
 
 
+def no_consumer(shell: Shell) -> str:
+    """What a replay is told where nobody is at work."""
+    return f"preflight: warning: queue '{shell.queue}' has no consumer: the letters would wait there"
+
+
 async def test_a_dry_run_tells_what_would_be_done_and_does_nothing(shell: Shell) -> None:
     ids = await filled(shell, 3)
     await park(shell.bench, shell.topology, b"{}", first=3, headers=Headers({names.LAP: 3}))
     replay, queue = ("dlq", "replay", shell.queue), shell.queue
 
-    # one after the other: each of them holds the queue while it looks
     table, as_json, lost, drop, listed, shown = await shell.one_by_one(
         ("--read-only", *replay, "--all", "--dry-run"),
         (*replay, "m0", "m1", "nope", "--dry-run", "--json"),
@@ -61,30 +65,45 @@ async def test_a_dry_run_tells_what_would_be_done_and_does_nothing(shell: Shell)
     assert await dead(shell) == [*ids, "m3"]
     assert await shell.raw.count(queue) == 0
 
-    bulk = await shell(*replay, "--reason", "exhausted")
-    assert (bulk.code, bulk.lines) == (0, ["replayed 3, stayed 0; 1 held, see --held"])
-    by_flag = await shell(*replay, "--all", "--held")
-    assert (by_flag.code, by_flag.lines) == (0, ["replayed 1, stayed 0"])
+    bulk, by_flag = await shell.one_by_one((*replay, "--reason", "exhausted"), (*replay, "--all", "--held"))
+    assert (bulk.code, bulk.lines) == (0, [no_consumer(shell), "replayed 3, stayed 0; 1 held, see --held"])
+    assert (by_flag.code, by_flag.lines) == (0, [no_consumer(shell), "replayed 1, stayed 0"])
 
 
 async def test_ctrl_c_stops_between_two_and_says_what_was_done(shell: Shell) -> None:
     ids = await filled(shell, 60)
     replay = ("dlq", "replay", shell.queue)
 
-    running = await shell.start(*replay, "--all", "--rate", "4/s", "--json")
+    running = await shell.start(*replay, "--all", "--rate", "2/s", "--json")
     await until(lambda: _reached(shell, 3), "some are sent")
-    second, looking = await shell.together(("dlq", "purge", shell.queue, "--yes"), ("dlq", "list", shell.queue))
+    second, looking, counted, told = await shell.one_by_one(
+        ("dlq", "purge", shell.queue, "--yes"),
+        ("dlq", "list", shell.queue),
+        ("dlq", "summary", "--json"),
+        ("dlq", "summary"),
+    )
     running.send(signal.SIGINT)
     done = await running.end()
 
     for refused in (second, looking):
         assert (refused.code, refused.out) == (1, "")
         assert re.search(r"is in use: another operator has it: \S+@\S+ is replaying since ", refused.err)
+    (half,) = counted.json
+    assert (half["in_use"], half["held_by"]["doing"], half["held_by"]["process"]) == (
+        True, "replaying", running.process.pid,
+    )  # fmt: skip
+    assert re.fullmatch(
+        rf"the dead letters of {shell.queue} are in use: \S+@\S+ is replaying since \S+ \(process \d+\); "
+        "letters in their hands are not counted",
+        told.lines[0],
+    )
+    assert " ready, more in use " in told.out
     (report,) = done.json
     sent = report["done"]
     assert (done.code, report["interrupted"]) == (3, True)
     assert 3 <= sent < 60
-    assert done.lines == [
+    assert [line for line in done.lines if not line.startswith("replaying ")] == [
+        no_consumer(shell),
         f"replayed {sent}, stayed 0; {60 - sent} left; stopped before the end",
         f"go on with: rabbitdlq dlq replay {shell.queue} --resume {report['run']}",
     ]
@@ -125,11 +144,43 @@ async def test_a_full_queue_and_a_canary_of_which_nothing_is_heard_end_with_thre
         assert len(await letters_left(shell.bench, shell.queue)) == 1
         aborted = await shell(*replay, "--all", "--canary", "1", "--wait", "300ms")
     assert aborted.code == 3
-    assert aborted.lines[0].endswith("waiting for what becomes of them: 1 so far")
-    assert aborted.lines[1] == "replayed 1, stayed 0; 1 left"
+    assert aborted.lines[1].endswith("waiting for what becomes of them: 1 so far")
+    assert aborted.lines[2] == "replayed 1, stayed 0; 1 left"
     assert any(line.startswith("aborted: none of the 1 sent first has succeeded or failed") for line in aborted.lines)
     assert await letters_left(shell.bench, shell.queue) == left[:1]
     assert await dead(shell) == left[1:]
+
+
+async def test_a_replay_that_would_lose_letters_or_send_none_is_refused_unless_it_is_forced(
+    shell: Shell, broker: BrokerAddress
+) -> None:
+    """It was sent all the same, and the queue pushed out what it had."""
+    await filled(shell, 3)
+    drops = await shell.raw.queue(f"{shell.queue}-drops", x_max_length=1)
+    replay = ("dlq", "replay", shell.queue, "--all", "--to")
+    async with Management.of(broker) as management:
+
+        async def counted() -> bool:
+            found = await management.get(f"queues/{{v}}/{drops}")
+            return found is not None and "messages" in found and "effective_policy_definition" in found
+
+        await until(counted, "figures of the queue")
+
+    nowhere, refused, forced = await shell.one_by_one(
+        (*replay, "nowhere"),
+        ("--management-url", broker.management_url, *replay, drops, "--json"),
+        ("--management-url", broker.management_url, *replay, drops, "--force"),
+    )
+
+    for done, why in ((nowhere, "queue 'nowhere': there is no such queue"), (refused, "would be LOST (drop-head)")):
+        assert (done.code, done.out) == (1, "")
+        assert any(line.startswith("preflight: error: ") and why in line for line in done.lines)
+        assert done.lines[-1].startswith("nothing was sent; ")
+        assert "unknown" not in done.err, "that there is no management URL is told by a dry run only"
+    assert forced.code == 0
+    assert "would be LOST" in forced.err
+    assert forced.lines[-1] == "replayed 3, stayed 0"
+    assert (await shell.raw.count(drops), await dead(shell)) == (1, [])
 
 
 async def test_what_is_deleted_is_in_a_file_first_and_can_be_put_back(shell: Shell) -> None:
@@ -137,11 +188,10 @@ async def test_what_is_deleted_is_in_a_file_first_and_can_be_put_back(shell: She
     shell.write("taken.jsonl", "precious\n")
     drop, queue = ("dlq", "drop", shell.queue), shell.queue
 
-    existing, device, full = (
-        await shell(*drop, "--all", "--yes", "--archive", "taken.jsonl"),
-        await shell(*drop, "--all", "--yes", "--archive", "/dev/full"),
-        await shell.script(f"ulimit -f 1; $rabbitdlq dlq drop {queue} --all --yes --archive full.jsonl"),
+    existing, device = await shell.one_by_one(
+        (*drop, "--all", "--yes", "--archive", "taken.jsonl"), (*drop, "--all", "--yes", "--archive", "/dev/full")
     )
+    full = await shell.script(f"ulimit -f 1; $rabbitdlq dlq drop {queue} --all --yes --archive full.jsonl")
     for refused, why in (
         (existing, "there is such a file"),
         (device, "there is such a file"),
@@ -165,10 +215,7 @@ async def test_what_is_deleted_is_in_a_file_first_and_can_be_put_back(shell: She
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert f"'rabbitdlq dlq restore {queue} {file.name}' puts it back" in puts_back
     assert await dead(shell) == ["m0", "m3"]
-    first, again = (
-        await shell("dlq", "restore", queue, file.name),
-        await shell("dlq", "restore", queue, file.name),
-    )
+    first, again = await shell.one_by_one(*[("dlq", "restore", queue, file.name)] * 2)
     assert (first.code, first.lines) == (0, ["restored 2, stayed 0"])
     assert (again.code, again.lines) == (0, ["restored 0, stayed 0; 2 done before"])
     assert await dead(shell) == ["m0", "m3", "m1", "m2"]
@@ -199,7 +246,7 @@ async def test_read_only_refuses_every_change_and_lets_look(shell: Shell) -> Non
     shell.write("work.py", "async def handle(message):\n    pass\n")
     queue = shell.queue
     by_variable, by_option = await asyncio.gather(
-        shell.together(
+        shell.one_by_one(
             ("dlq", "replay", queue, "--resume", "20261130T000000Z-abcdef"),
             ("dlq", "drop", queue, "--all", "--yes"),
             ("dlq", "restore", queue, "letters.jsonl"),
@@ -207,7 +254,7 @@ async def test_read_only_refuses_every_change_and_lets_look(shell: Shell) -> Non
             ("topology", "apply"),
             env={"RABBITDLQ_READ_ONLY": "1"},
         ),
-        shell.together(
+        shell.one_by_one(
             ("--read-only", "dlq", "replay", queue, "--all"),
             ("--read-only", "dlq", "purge", queue, "--yes", "--no-archive"),
             ("--read-only", "dlq", "move", queue, "--all", "--to-queue", queue),
@@ -237,7 +284,7 @@ async def test_what_cannot_be_meant_is_told_and_nothing_is_done(shell: Shell) ->
         ("replay", queue, "--all", "--to", f"{queue}.dlq"): "where they are",
         ("purge", queue, "--archive", "a", "--no-archive"): "choose one",
     }
-    found = await shell.together(*(("dlq", *words) for words in refused))
+    found = await shell.one_by_one(*(("dlq", *words) for words in refused))
     for done, why in zip(found, refused.values(), strict=True):
         assert (done.code, done.out) == (2, "")
         assert why in done.err

@@ -136,7 +136,11 @@ async def test_a_second_reader_is_told_that_the_letters_are_in_use(bench: Bench)
         ):
             with in_use:
                 await attempt()
-        assert (await there.summary())[0].dead == 0, "counting needs no lock, and what is held is not ready"
+        (summary,) = await there.summary()
+        assert (summary.dead, summary.in_use) == (0, True), "counting needs no lock, and what is held is not ready"
+        assert summary.held_by is not None
+        assert (summary.held_by.who, summary.held_by.doing) == ("ann", "looking")
+        assert summary.as_json()["held_by"].keys() == {"who", "doing", "since", "process"}
         await letters.aclose()
 
         assert [letter.id for letter in await there.peek()] == ids

@@ -155,6 +155,8 @@ async def test_the_summary_counts_every_place_and_says_which_is_missing(bench: B
         "on_ladder": {first: 1, second: 0},
         "dead": 1,
         "consumers": 0,
+        "in_use": False,
+        "held_by": None,
     }
     assert (other.waiting, other.dead, other.consumers) == (None, None, None)
     assert list(other.on_ladder.values()) == [None]

@@ -8,7 +8,8 @@ import pytest
 from yarl import URL
 
 from rabbitdlq import Connection, Topology
-from rabbitdlq.dead_letters.preflight import Finding, LetterFacts, preflight
+from rabbitdlq.dead_letters.facts import LetterFacts
+from rabbitdlq.dead_letters.preflight import Finding, preflight
 from rabbitdlq.dead_letters.replay import Target
 from rabbitdlq.local_broker import BrokerAddress
 from rabbitdlq.management import ManagementApi

@@ -16,12 +16,13 @@ PACKAGE = Path(rabbitdlq.__file__).parent
 #: one cell know each other, as far as they make no circle; cells of one row do not.
 ROWS: tuple[tuple[str, ...], ...] = (
     ("errors names",),
-    ("wire fields glance texts durations limits entities",),
+    ("wire fields glance texts durations rates limits entities",),
     ("topology deaths message failure dead_letter parking settings logs",),
     ("broker",),
-    ("producer journal definitions management",),
+    ("producer journal definitions management idempotency",),
     ("consumer", "dead_letters"),
     ("doctor", "local_broker"),
+    ("metrics status",),
     ("rabbitdlq",),  # the public face
     ("demo",),
     ("cli",),

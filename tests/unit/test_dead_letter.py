@@ -47,6 +47,17 @@ class TestBare:
         assert (found.error, found.history, found.history_partial) == (None, (), True)
         assert dict(found.properties.table) == {"tenant": "acme"}
 
+    @pytest.mark.parametrize(("told", "attempts"), [(1, 2), (0, 1), (None, 2), (-1, 2), ("x", 2)])
+    def test_one_that_a_publish_had_put_into_a_rung_was_tried_as_often_as_it_says(
+        self, told: object, attempts: int
+    ) -> None:
+        """After one failure in the second rung, and rejected once more; a header that tells nonsense tells nothing."""
+        deaths = [death("orders", "rejected"), death("orders.retry.2.30s", "expired")]
+        headers = {"x-death": deaths} | ({} if told is None else {names.FAILURES: told})
+
+        assert letter(headers=headers).attempts == attempts
+        assert letter(headers={"x-death": CLIMBED_OUT, names.FAILURES: 7}).attempts == 3
+
     def test_one_that_crashed_after_failures_came_from_its_publisher_all_the_same(self) -> None:
         """The latest death tells of the way back from a rung, not of the publisher; a derived id covers the key."""
         found = letter(headers={"x-death": CRASHED})

@@ -166,3 +166,26 @@ class TestArrival:
         assert first.routing_key == later.routing_key
         assert first.routing_key.startswith("caf\\xe9.é")
         assert len(first.routing_key.encode()) <= 255
+
+
+class TestPutIntoARung:
+    """A publish into a rung leaves a wait without a rejection before it."""
+
+    def test_a_wait_more_than_rejections_was_begun_by_a_publish(self) -> None:
+        way = arrival(ORDERS, "orders.return", "retry.2", parse_deaths([death("orders.retry.2.30s", "expired")]))
+
+        assert (way.nacked_since, way.failures) == (0, 2)
+
+    def test_nacks_after_it_are_counted(self) -> None:
+        deaths = [
+            death("orders.retry.2.30s", "expired"),
+            death("orders", "rejected"),
+            death("orders.retry.1.5s", "expired"),
+        ]
+
+        assert arrival(ORDERS, "orders.return", "retry.2", parse_deaths(deaths)).nacked_since == 1
+
+    @pytest.mark.parametrize("exchange", ["", "orders.return"])
+    def test_the_way_by_nacks_alone_is_none(self, exchange: str) -> None:
+        assert arrival(ORDERS, exchange, "retry.2", parse_deaths(AFTER_TWO_FAILURES)).nacked_since is None
+        assert arrival(ORDERS, exchange, "retry.2", ()).nacked_since is None

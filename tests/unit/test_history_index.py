@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rabbitdlq import names
 from rabbitdlq.journal import HistoryIndex, JournalEvent
-from rabbitdlq.journal.index import RECORDS_PER_MESSAGE
+from rabbitdlq.journal.index import MOST_STARTS, RECORDS_PER_MESSAGE
 from tests.unit.strategies import quick
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
@@ -154,3 +154,49 @@ def test_whatever_comes_its_size_is_bounded_and_counted_right(events: list[Journ
             assert [record.attempt for record in history] == sorted({record.attempt for record in history})
         index.forget(id, 2, datetime.max.replace(tzinfo=UTC))
     assert (index.size, len(index)) == (0, 0)
+
+
+class TestStarts:
+    """Handlers that began and of whose end nobody told."""
+
+    def test_what_began_and_did_not_end_is_counted_by_attempt(self) -> None:
+        index = filled(
+            event(name=names.STARTED, worker="a:1"),
+            event(name=names.STARTED, worker="b:1", second=5),
+            event(name=names.STARTED, worker="c:1", second=6, attempt=2),
+            event(name=names.STARTED, worker="c:1", second=6, lap=2),
+            event("18", name=names.STARTED, worker="c:1", second=7),
+        )
+
+        assert index.starts("17", 1, 1) == [START, START + timedelta(seconds=5)]
+        assert len(index.starts("17", 1, 2)) == len(index.starts("17", 2, 1)) == 1
+        assert index.starts("19", 1, 1) == []
+
+    def test_an_end_is_the_end_of_what_its_worker_began_before_it(self) -> None:
+        index = filled(
+            event(name=names.STARTED, worker="a:1"),
+            event(name=names.STARTED, worker="b:1", second=1),
+            event(name=names.ENDED, worker="b:1", second=2),
+            event(name=names.STARTED, worker="b:1", second=3),
+        )
+
+        assert index.starts("17", 1, 1) == [START, START + timedelta(seconds=3)]
+        index.add(event(name=names.ENDED, worker="b:1", second=4))
+        index.add(event(name=names.ENDED, worker="a:1", second=4))
+        assert index.starts("17", 1, 1) == []
+
+    def test_the_journal_may_be_read_again(self) -> None:
+        story = [
+            event(name=names.STARTED, worker="a:1"),
+            event(name=names.STARTED, worker="b:1", second=1),
+            event(name=names.ENDED, worker="b:1", second=2),
+        ]
+        index = filled(*story, *story)
+
+        assert index.starts("17", 1, 1) == [START]
+
+    def test_it_is_bounded(self) -> None:
+        index = filled(*(event(str(n), name=names.STARTED) for n in range(MOST_STARTS + 1)))
+
+        assert index.starts("0", 1, 1) == []
+        assert index.starts("1", 1, 1) == [START]

@@ -1,7 +1,7 @@
 """The decision after one run of the handler."""
 
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -89,3 +89,28 @@ def test_a_payload_of_another_type_is_parked_without_a_retry() -> None:
     outcome = unreadable(InvalidPayload("not a valid Order: total: Field required"))
 
     assert (outcome.reason, outcome.failure.message) == (names.INVALID, "not a valid Order: total: Field required")
+
+
+@pytest.mark.parametrize(
+    ("attempt", "seconds", "rung"), [(1, -1, 0), (1, 5, 0), (1, 5.001, 1), (1, 3600, 1), (2, 1, 1), (2, 3600, 1)]
+)
+def test_a_failure_that_says_how_long_to_wait_goes_to_the_first_rung_ahead_that_is_slow_enough(
+    attempt: int, seconds: float, rung: int
+) -> None:
+    delay = timedelta(seconds=seconds)
+    asked = replace(failed(), retry_after=delay)
+
+    assert decide(ORDERS, message(attempt), asked) == Retry(FAILURE, AT, ORDERS.rungs[rung], 5.0, delay)
+
+
+def test_where_the_ladder_has_a_dip_the_slowest_rung_ahead_is_taken() -> None:
+    dip = Topology("orders", ["5s", "60s", "10s"])
+    asked = replace(failed(), retry_after=timedelta(minutes=5))
+
+    assert decide(dip, message(1), asked) == Retry(FAILURE, AT, dip.rungs[1], 5.0, timedelta(minutes=5))
+
+
+def test_asking_for_a_wait_gives_no_further_attempt() -> None:
+    asked = replace(failed(), retry_after=timedelta(seconds=1))
+
+    assert decide(ORDERS, message(3), asked) == Park(FAILURE, AT, names.EXHAUSTED, 5.0)

@@ -9,14 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rabbitdlq import names
-from rabbitdlq.dead_letter import AttemptRecord, DeadLetter, harmless
+from rabbitdlq.dead_letter import AttemptRecord, DeadLetter, harmless, harms
 from rabbitdlq.deaths import Arrival, arrival, deaths_of
 from rabbitdlq.failure import Failure
-from rabbitdlq.message import Message, message_of
+from rabbitdlq.message import Message, lap_of, message_of
 from rabbitdlq.parking import (
     FRAME_RESERVE,
     OWN_HEADER_BYTES,
     Parking,
+    ladder_properties,
     new_park_id,
     park_properties,
     replay_properties,
@@ -366,3 +367,46 @@ def _names(headers: Headers) -> list[str]:
 
 def _within(text: str, size: int) -> str:
     return text.encode()[: max(0, size)].decode("utf-8", "ignore")
+
+
+class TestLadder:
+    """What a message carries into a rung when it is published there."""
+
+    @given(value=properties)
+    @quick
+    def test_its_own_go_with_it_and_nothing_that_harms_there(self, value: Properties) -> None:
+        there = ladder_properties(message(value), 2)
+
+        assert Properties.parse(there.encode()) == there
+        assert there.table.number(names.FAILURES) == 2
+        assert (there.expiration, there.user_id) == (None, None)
+        assert not any(names.is_brokers(name) or name in names.ROUTING_HEADERS for name in there.table)
+        own = value.table.without(lambda name: harms(name) or name in names.OURS)
+        assert there.table.without(names.OURS.__contains__).encode() == own.encode()
+
+    def test_the_next_attempt_sees_the_same_message(self) -> None:
+        value = Properties(expiration="1000", headers=Headers({"tenant": "acme", names.LAP: 3, names.REPLAY_ID: "r"}))
+        before = message(value, failures=0)
+
+        again = message_of(
+            ORDERS, before.body, ladder_properties(before, 1), Arrival(2, 1, "orders.return", "orders.retry.2"), 1
+        )
+
+        assert (again.id, again.lap, again.exchange, again.routing_key) == (before.id, 3, "shop", "order.created")
+        assert again.headers["tenant"] == "acme"
+        assert again.headers[names.REPLAY_ID] == "r"
+
+    def test_the_letter_that_it_becomes_tells_what_was_moved_and_not_how_it_went(self) -> None:
+        first = message(Properties(message_id="17", expiration="1000"), failures=0)
+        letter = parked(ladder_properties(first, 1))
+
+        assert letter.original == {"expiration": "1000"}
+        assert names.FAILURES not in letter.wire.table
+        assert names.FAILURES not in replay_properties(letter).table
+
+    def test_a_letter_that_others_moved_back_keeps_its_lap(self) -> None:
+        """By its park id it is in its next lap: the message in the rung has none any more."""
+        moved = message(Properties(message_id="17", headers=Headers({names.LAP: 1, names.PARK_ID: "p"})), failures=0)
+        assert moved.lap == 2
+
+        assert lap_of(ladder_properties(moved, 1).table) == 2

@@ -13,7 +13,8 @@ import pytest
 from rabbitdlq import names
 from rabbitdlq.dead_letter import DeadLetter
 from rabbitdlq.dead_letters import preflight as module
-from rabbitdlq.dead_letters.preflight import Finding, LetterFacts
+from rabbitdlq.dead_letters.facts import LetterFacts
+from rabbitdlq.dead_letters.preflight import Finding
 from rabbitdlq.dead_letters.replay import Target
 from rabbitdlq.management import ManagementApi, QueueState
 from rabbitdlq.topology import Topology

@@ -417,6 +417,19 @@ class TestWhere:
         assert not Where("payload" + "[0]" * 950 + " == 1").matches(deep)
         assert isinstance(Where("not " * 900 + "true").matches(deep), bool)
 
+    def test_names_that_no_letter_has_are_told(self) -> None:
+        where = Where("payload.a == 9 or payload['b'].c == 1 or headers.x == 1 or payload.items[0].sku == 1")
+        for body in (b'{"a": 1, "b": {}, "items": []}', b'{"b": {"d": 1}}'):
+            assert not where.matches(letter(body))
+
+        assert where.tally.unknown == ["payload['b'].c"], "what came after it was never asked for"
+        where.tally.reset()
+        assert where.tally.unknown == []
+        for text, unknown in (("payload.custmer.id == 42", ["payload.custmer"]), ("[x.no for x in payload.b]", [])):
+            other = Where(text)
+            other.matches(letter(b'{"b": [{}]}'))
+            assert other.tally.unknown == unknown
+
     def test_it_is_equal_to_another_one_of_the_same_text(self) -> None:
         one, other = chosen(where=Where("lap == 1")), chosen(where=Where("lap == 1"))
 

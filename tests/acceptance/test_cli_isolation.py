@@ -1,0 +1,133 @@
+"""``rabbitdlq consume --isolation process``: crashes, logs of the children, and no child that outlives its consumer."""
+
+import json
+import os
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.cli import HANDLERS, Shell
+from tests.broker.kit import until
+
+MODULE = f"""{HANDLERS}
+import ctypes, os, structlog
+log = structlog.get_logger()
+
+def handle(message):
+    log.warning("at_work", pid=os.getpid())
+    match message.payload:
+        case "segfault":
+            ctypes.string_at(0)
+        case "exit":
+            os._exit(3)
+        case "greedy":
+            bytearray(2**30)
+    note(message, "succeeded")
+
+def waits(message):
+    note(message, "started")
+    try:
+        while not Path("go").exists():
+            time.sleep(0.01)
+    finally:
+        note(message, "ended")
+"""
+
+
+def processes(folder: Path) -> set[int]:
+    """Those that were started in the directory and have not ended."""
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            state = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
+            if state != "Z" and Path(os.readlink(entry / "cwd")) == folder:
+                found.add(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def none_left(shell: Shell) -> Callable[[], bool]:
+    return lambda: not processes(shell.folder)
+
+
+@pytest.mark.parametrize("supervised", [(), ("--processes", "2")])
+async def test_crashes_are_parked_neighbours_succeed_and_each_child_logs_like_its_consumer(
+    shell: Shell, supervised: tuple[str, ...]
+) -> None:
+    shell.write("shop.py", MODULE)
+    await shell.declare()
+    ids = await shell.bench.send(shell.topology, "segfault", "exit", "greedy", *"abc")
+
+    words = ("--handler", "shop:handle", "--drain", "--log-format", "json", "--concurrency", "2", *supervised)
+    done = await shell("consume", shell.queue, *words, "--isolation", "process", "--max-memory", "256MiB")
+
+    assert done.code == 0
+    assert done.lines[-1] == "3 succeeded, 6 retried, 3 parked"
+    told = [json.loads(line) for line in done.lines[:-1]]
+    at_work = {(line["message_id"], line["attempt"]) for line in told if line["event"] == "at_work"}
+    assert at_work == {(id, n) for id in ids[:3] for n in (1, 2, 3)} | {(id, 1) for id in ids[3:]}
+    assert {(line["queue"], line["level"]) for line in told if line["event"] == "at_work"} == {(shell.queue, "warning")}
+    parked = {
+        line["message_id"]: (line["reason"], line["error_type"]) for line in told if line["event"] == "message_parked"
+    }
+    assert parked == dict(
+        zip(ids, [("crashed", "HandlerDied"), ("crashed", "HandlerDied"), ("exhausted", "MemoryError")], strict=False)
+    )
+    await until(none_left(shell), "every child has ended", 5)
+
+
+@pytest.mark.parametrize("supervised", [(), ("--processes", "2")])
+async def test_no_child_outlives_a_consumer_that_is_killed(shell: Shell, supervised: tuple[str, ...]) -> None:
+    shell.write("shop.py", MODULE)
+    await shell.declare()
+    await shell.bench.send(shell.topology, *range(4))
+    words = ("consume", shell.queue, "--handler", "shop:waits", "--isolation", "process", "--concurrency", "2")
+    running = await shell.start(*words, *supervised, "--grace", "100ms")
+    await until(lambda: len(shell.noted()) >= 2, "handlers run")
+    assert len(processes(shell.folder)) >= 3
+
+    await running.kill()
+
+    await until(none_left(shell), "every child has ended", 20)
+
+
+async def test_ctrl_c_in_a_terminal_goes_to_the_children_too_and_does_not_end_them(shell: Shell) -> None:
+    shell.write("shop.py", MODULE)
+    await shell.declare()
+    await shell.bench.send(shell.topology, "x", "y")
+    running = await shell.start(
+        script=f"exec setsid $rabbitdlq consume {shell.queue} --handler shop:waits --isolation process --concurrency 2"
+    )
+    await until(lambda: len(shell.noted()) == 2, "two handlers run")
+
+    os.killpg(running.process.pid, signal.SIGINT)
+    os.killpg(running.process.pid, signal.SIGCONT)
+    shell.write("go", "")
+    done = await running.end(deadline=20)
+
+    assert done.code == 0
+    assert done.lines[-1] == "2 succeeded, 0 retried, 0 parked"
+    await until(none_left(shell), "every child has ended", 5)
+
+
+async def test_what_cannot_be_isolated_is_wrong_use_and_the_reason_is_told(shell: Shell) -> None:
+    shell.write("shop.py", "handle = lambda message: None\ndef fine(message): ...\n")
+    use = ("consume", shell.queue, "--handler")
+    cases = {
+        "handler: .*lambda.* cannot be found by another process": (*use, "shop:handle", "--isolation", "process"),
+        "max_memory: with isolation 'async' handlers share": (*use, "shop:fine", "--max-memory", "1GiB"),
+        "isolation: 'fork' is none of async, thread, process": (*use, "shop:fine", "--isolation", "fork"),
+        r"max_memory: 40 MiB is too little: the process takes": (
+            *(*use, "shop:fine", "--isolation", "process", "--max-memory", "40MiB"),
+        ),
+    }
+
+    found = await shell.together(*cases.values())
+
+    for reason, done in zip(cases, found, strict=True):
+        assert done.code == 2, done.err
+        assert re.search(reason, done.lines[-1]), done.err

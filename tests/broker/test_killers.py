@@ -1,0 +1,218 @@
+"""Messages that take the process down with them: parked in the end, and alone."""
+
+import asyncio
+from collections import Counter
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from rabbitdlq import Connection, Message, names
+from rabbitdlq.broker import PublishLink
+from rabbitdlq.consumer.suspects import MAX_STARTS
+from rabbitdlq.journal import JournalEvent, JournalWriter, read_journal, started
+from rabbitdlq.topology import Topology
+from tests.broker.kit import Bench, until
+from tests.broker.looks import all_empty, publish_many, rests
+from tests.broker.worker import Order, worker_process
+
+
+async def test_a_killer_is_parked_and_the_fifty_beside_it_are_handled(bench: Bench, tmp_path: Path) -> None:
+    """C34. Everything that was prefetched comes back after each crash, and is as often redelivered as the killer."""
+    topology = await bench.declared(["50ms", "60ms"])
+    orders = [Order(n, deadly=1 if n == 20 else 0) for n in range(51)]
+    await publish_many(bench, topology, map(asdict, orders))
+
+    runs, deaths = [], 0
+    while not await _parked(bench, topology):
+        assert deaths <= MAX_STARTS + 1, "the killer goes on killing"
+        async with worker_process(
+            bench.url, topology, tmp_path / str(deaths), f"w{deaths}", concurrency=5, drain=True
+        ) as worker:
+            deaths += await worker.ended() != 0
+        runs += worker.runs
+
+    assert deaths == MAX_STARTS + 1, "one crash made it suspect, three more convicted it"
+    assert await all_empty(bench, topology)
+    assert {run.n for run in runs if run.what == "succeeded"} == {order.n for order in orders if not order.deadly}
+    async with bench.dlq(topology) as dlq:
+        (letter,) = await dlq.peek_all()
+    assert letter.payload["n"] == 20
+    assert (letter.reason, letter.attempts) == ("crashed", 1)
+    assert letter.error is not None
+    assert letter.error.type == "HandlerCrashed"
+    assert letter.error.message.startswith("its handler was begun 3 times, and each time the process was gone")
+    starts = Counter(event.message_id for event in await _journal(bench, topology) if event.event == names.STARTED)
+    assert starts[letter.id] == MAX_STARTS
+    assert max(starts[id] for id in starts if id != letter.id) < MAX_STARTS
+
+
+async def _parked(bench: Bench, topology: Topology) -> bool:
+    return await bench.raw.count(topology.dlq) > 0
+
+
+async def _journal(bench: Bench, topology: Topology) -> list[JournalEvent]:
+    link = PublishLink(bench.url, "tests")
+    try:
+        async with await Connection.open(bench.url) as connection:
+            return [event async for event in read_journal(connection, topology, JournalWriter(topology, link))]
+    finally:
+        await link.close()
+
+
+async def _give_back(bench: Bench, topology: Topology, count: int) -> None:
+    """What a process that dies does with what it had."""
+    channel = await bench.raw.channel()
+    got: asyncio.Queue[object] = asyncio.Queue()
+
+    async def take(message: object) -> None:
+        got.put_nowait(message)
+
+    await channel.basic_qos(prefetch_count=count)
+    await channel.basic_consume(topology.name, take)
+    for _ in range(count):
+        await asyncio.wait_for(got.get(), 10)
+    await channel.close()
+
+
+async def _tell_started(bench: Bench, topology: Topology, message: Message, times: int) -> None:
+    link = PublishLink(bench.url, "tests")
+    writer = JournalWriter(topology, link)
+    for n in range(times):
+        at = datetime.now(UTC) - timedelta(minutes=30 + n)
+        assert await writer.append(started(message, f"dead-{n}", at))
+    await link.close()
+
+
+class Looking:
+    """A handler that notes how many run at a time, and whom."""
+
+    def __init__(self) -> None:
+        self.seen: list[Message] = []
+        self.running = 0
+        self.most = 0
+        self.go = asyncio.Event()
+
+    async def __call__(self, message: Message) -> None:
+        self.seen.append(message)
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            await self.go.wait()
+        finally:
+            self.running -= 1
+
+
+async def test_what_a_crash_brought_back_runs_one_at_a_time_and_what_is_new_does_not_wait_for_it(bench: Bench) -> None:
+    topology = await bench.declared(["50ms"])
+    await bench.send(topology, *range(5))
+    await _give_back(bench, topology, 5)
+    await bench.send(topology, *range(10, 14))
+    handler = Looking()
+    async with bench.running(topology, handler, concurrency=10, prefetch=20):
+        await until(lambda: len(handler.seen) == 5, "the four new ones, and one of the five")
+        assert sorted(message.payload for message in handler.seen)[1:] == [10, 11, 12, 13]
+        assert handler.running == 5
+        handler.go.set()
+        await until(lambda: len(handler.seen) == 9, "the others")
+    assert await all_empty(bench, topology)
+    events = [event.event for event in await _journal(bench, topology)]
+    assert Counter(events) == {names.STARTED: 5, names.ENDED: 5}
+
+
+async def test_three_beginnings_without_an_end_park_it_without_another_run(bench: Bench) -> None:
+    topology = await bench.declared(["50ms"])
+    handler = Looking()
+    handler.go.set()
+    await bench.send(topology, "x", message_id="m")
+    await bench.drain(topology, handler)
+    (message,) = handler.seen
+    await bench.send(topology, "x", message_id="m")
+    await _give_back(bench, topology, 1)
+    await _tell_started(bench, topology, message, MAX_STARTS)
+
+    consumer = await bench.drain(topology, handler)
+    assert len(handler.seen) == 1
+    assert consumer.summary.parked == 1
+    async with bench.dlq(topology) as dlq:
+        (letter,) = await dlq.peek_all()
+    assert (letter.id, letter.reason) == ("m", "crashed")
+    # mended and sent back it starts without a past
+    async with bench.dlq(topology) as dlq:
+        await dlq.replay_all()
+    await bench.drain(topology, handler)
+    assert [seen.lap for seen in handler.seen] == [1, 2]
+
+
+@pytest.mark.parametrize("how", ["fails", "is released", "is given up"])
+async def test_a_handler_that_ends_in_any_way_is_not_blamed(bench: Bench, how: str) -> None:
+    topology = await bench.declared(["50ms"])
+    await bench.send(topology, "x", "y")
+    await _give_back(bench, topology, 2)
+    entered = asyncio.Event()
+    over = asyncio.Event()
+
+    async def handler(_: Message) -> None:
+        entered.set()
+        if how == "fails":
+            raise ValueError("x")
+        while not over.is_set():
+            try:
+                await over.wait()
+            except asyncio.CancelledError:
+                if how == "is released":
+                    raise
+
+    limit = timedelta(milliseconds=100) if how == "is given up" else None
+    consumer = bench.consumer(
+        topology, handler, grace=timedelta(), soft_timeout=limit, hard_timeout=limit, concurrency=2
+    )
+    task = asyncio.create_task(consumer.run())
+    try:
+        await asyncio.wait_for(entered.wait(), 10)
+        if how != "is released":
+            await until(lambda: consumer.summary.retried + consumer.summary.parked >= 2, "both have failed")
+    finally:
+        consumer.stop()
+        over.set()
+    await asyncio.wait_for(task, 30)
+    counts = Counter(event.event for event in await _journal(bench, topology))
+    assert counts[names.STARTED] == counts[names.ENDED] >= 1
+
+
+async def test_a_message_that_failed_and_came_back_from_a_rung_is_no_suspect(bench: Bench) -> None:
+    """From 4.0 to 4.2 such a message is called redelivered, too."""
+    topology = await bench.declared(["50ms", "60ms"])
+
+    async def handler(message: Message) -> None:
+        if message.attempt < 3:
+            raise ValueError("again")
+
+    await bench.send(topology, *range(3))
+    await bench.drain(topology, handler)
+    assert names.STARTED not in {event.event for event in await _journal(bench, topology)}
+
+
+async def test_on_the_ladder_each_attempt_counts_its_own_crashes(bench: Bench) -> None:
+    topology = await bench.declared(["50ms", "60ms"])
+    handler = Looking()
+    handler.go.set()
+    await bench.send(topology, "x", message_id="m")
+    await bench.drain(topology, handler)
+    await bench.send(topology, "x", message_id="m")
+    await _give_back(bench, topology, 1)
+    await _tell_started(bench, topology, handler.seen[0], MAX_STARTS - 1)
+
+    attempts: list[int] = []
+
+    async def failing(message: Message) -> None:
+        attempts.append(message.attempt)
+        raise ValueError("no crash")
+
+    await bench.drain(topology, failing)
+    assert attempts == [1, 2, 3]
+    await rests(bench, topology.dlq, 1)
+    async with bench.dlq(topology) as dlq:
+        (letter,) = await dlq.peek_all()
+    assert letter.reason == "exhausted"

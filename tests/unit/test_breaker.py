@@ -1,0 +1,218 @@
+"""The breaker's states, on a clock of the test's own."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rabbitdlq.consumer.breaker import KEPT_IDS, Breaker, Change, Circuit
+from rabbitdlq.errors import ConfigurationError
+
+
+class Clock:
+    now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Bench:
+    """A circuit, and messages that fail and succeed one after the other."""
+
+    def __init__(self, options: Breaker | None = None) -> None:
+        self.clock = Clock()
+        self.circuit = Circuit(options or Breaker(), self.clock, lambda: 1.0)
+        self.number = 0
+
+    def attempt(self, failed: bool, message: str | None = None) -> Change | None:
+        self.number += 1
+        token = object()
+        assert not self.circuit.blocked
+        self.circuit.begin(token)
+        return self.circuit.ended(token, message or str(self.number), failed)
+
+    def open(self) -> None:
+        while self.circuit.position == "closed":
+            self.attempt(failed=True)
+
+    def probe(self, failed: bool) -> Change | None:
+        self.clock.now += self.circuit.next_probe_in
+        self.circuit.probe()
+        assert self.circuit.position == "half-open"
+        return self.attempt(failed)
+
+
+def test_it_opens_when_half_of_the_attempts_failed_and_there_are_enough_of_them() -> None:
+    bench = Bench()
+    outcomes = [bench.attempt(failed) for failed in (True, True, False, False)]
+    assert outcomes == [None] * 4
+    assert bench.attempt(failed=True) == "opened"
+    assert bench.circuit.blocked
+    state = bench.circuit.state
+    assert (state.position, state.attempts, state.failures, state.probes) == ("open", 5, 3, 0)
+    assert state.next_probe_at is not None
+    assert timedelta(seconds=4) < state.next_probe_at - datetime.now(UTC) < timedelta(seconds=6)
+
+
+def test_few_failures_among_many_attempts_do_not_open_it() -> None:
+    bench = Bench()
+    for number in range(1_000):
+        assert bench.attempt(failed=number % 3 == 0 and number > 0) is None
+
+
+def test_what_is_older_than_the_window_does_not_count() -> None:
+    bench = Bench()
+    for _ in range(4):
+        assert bench.attempt(failed=True) is None
+    bench.clock.now += 31
+    for _ in range(4):
+        assert bench.attempt(failed=True) is None
+    assert (bench.circuit.state.attempts, bench.circuit.state.failures) == (4, 4)
+    bench.clock.now += 20
+    assert bench.attempt(failed=True) == "opened"
+
+
+def test_successes_leave_the_window_too() -> None:
+    bench = Bench()
+    for _ in range(1_000):
+        bench.attempt(failed=False)
+    bench.clock.now += 31
+    for _ in range(4):
+        bench.attempt(failed=True)
+    assert bench.attempt(failed=True) == "opened"
+
+
+def test_a_message_counts_once_in_a_window() -> None:
+    bench = Bench()
+    for _ in range(50):
+        assert bench.attempt(failed=True, message="poison") is None
+        bench.clock.now += 0.1
+    assert (bench.circuit.state.attempts, bench.circuit.state.failures) == (1, 1)
+    bench.clock.now += 31
+    bench.attempt(failed=True, message="poison")
+    assert bench.circuit.state.failures == 1
+
+
+def test_the_memory_of_failed_messages_is_bounded() -> None:
+    bench = Bench()
+    for number in range(3 * KEPT_IDS):
+        bench.attempt(failed=False)
+        bench.attempt(failed=False)
+        bench.attempt(failed=True)
+        assert bench.circuit.position == "closed", number
+    assert all(len(step.failed) <= KEPT_IDS for step in bench.circuit._steps)
+
+
+def test_pauses_double_up_to_the_longest_and_a_success_closes_it() -> None:
+    bench = Bench()
+    bench.open()
+    pauses = [bench.circuit.next_probe_in]
+    for number in range(1, 9):
+        assert bench.probe(failed=True) == "probe failed"
+        assert bench.circuit.state.probes == number
+        pauses.append(bench.circuit.next_probe_in)
+    assert pauses == [5, 10, 20, 40, 80, 160, 300, 300, 300]
+    assert bench.circuit.open_for == sum(pauses[:-1])
+    assert bench.probe(failed=False) == "closed"
+    assert not bench.circuit.blocked
+    assert (bench.circuit.state.position, bench.circuit.state.attempts) == ("closed", 0)
+
+
+def test_one_that_opens_again_at_once_goes_on_with_its_pauses_and_later_begins_anew() -> None:
+    bench = Bench()
+    bench.open()
+    bench.probe(failed=False)
+    bench.open()
+    assert bench.circuit.next_probe_in == 10
+    bench.probe(failed=False)
+    bench.clock.now += 31
+    bench.open()
+    assert bench.circuit.next_probe_in == 5
+
+
+def test_one_probe_at_a_time_and_no_other_attempt_says_anything() -> None:
+    bench = Bench()
+    circuit = bench.circuit
+    early = [object(), object()]
+    for token in early:
+        circuit.begin(token)
+    bench.open()
+    assert circuit.ended(early[0], "early", failed=False) is None, "it had begun before the outage"
+    bench.clock.now += 5
+    circuit.probe()
+    probe = object()
+    assert not circuit.blocked
+    circuit.begin(probe)
+    assert circuit.blocked
+    assert circuit.ended(early[1], "late", failed=True) is None
+    assert not circuit.gone(early[1])
+    assert circuit.position == "half-open"
+    assert circuit.ended(probe, "probe", failed=False) == "closed"
+
+
+def test_a_probe_that_came_to_nothing_makes_room_for_another() -> None:
+    bench = Bench()
+    bench.open()
+    bench.clock.now += 5
+    bench.circuit.probe()
+    unreadable = object()
+    bench.circuit.begin(unreadable)
+    assert bench.circuit.gone(unreadable)
+    assert not bench.circuit.blocked
+    assert bench.attempt(failed=True) == "probe failed"
+
+
+@pytest.mark.parametrize("jitter", [0.8, 1.2])
+def test_a_pause_is_spread(jitter: float) -> None:
+    clock = Clock()
+    circuit = Circuit(Breaker(min_attempts=1), clock, lambda: jitter)
+    circuit.ended(object(), "1", failed=True)
+    assert circuit.next_probe_in == pytest.approx(5 * jitter)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"window": timedelta()}, "window: .* is no time above zero"),
+        ({"first_pause": 5}, "first_pause: 5 is no time"),
+        ({"first_pause": timedelta(minutes=6)}, "longest_pause: 300 s is below first_pause, 360 s"),
+        ({"min_attempts": 0}, "min_attempts: 0 is no whole number above 0"),
+        ({"min_attempts": True}, "min_attempts: True"),
+        ({"share": 0}, "share: 0 is not above 0"),
+        ({"share": 1.1}, "share: 1.1"),
+        ({"share": float("nan")}, "share: nan"),
+    ],
+)
+def test_options_that_make_no_sense_are_told(options: dict[str, object], reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^breaker: {reason}"):
+        Breaker(**options)  # type: ignore[arg-type]
+
+
+_STEPS = st.tuples(st.sampled_from(["fails", "succeeds", "repeats"]), st.floats(0, 40))
+
+
+@given(st.lists(_STEPS, max_size=80))
+def test_it_is_open_only_after_enough_failed_within_a_window(steps: list[tuple[str, float]]) -> None:
+    """Against a model that keeps every attempt; the window's steps make it at most a tenth shorter."""
+    bench = Bench()
+    seen: list[tuple[float, bool]] = []
+    failed_ids: dict[str, float] = {}
+    for what, waits in steps:
+        bench.clock.now += waits
+        now = bench.clock.now
+        message = next(iter(failed_ids)) if what == "repeats" and failed_ids else str(len(seen))
+        change = bench.attempt(what != "succeeds", message)
+        seen.append((now, what != "succeeds"))
+        if what != "succeeds":
+            failed_ids.setdefault(message, now)
+        window = [failed for at, failed in seen if now - at <= 30]
+        if change == "opened":
+            assert len(window) >= 5
+            assert sum(window) >= 3
+            assert what != "succeeds"
+            assert len(failed_ids) >= 3
+            return
+        recent = [failed for at, failed in seen if now - at < 26]
+        if what == "fails" and "repeats" not in [step for step, _ in steps]:
+            assert len(recent) < 5 or sum(recent) < 0.5 * len(window)
