@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, fields
 from datetime import timedelta
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -166,7 +165,7 @@ class FakeConsumer:
     def __init__(self) -> None:
         self.stops = 0
         self.summary = ConsumerSummary()
-        self.topology = SimpleNamespace(name="orders")
+        self.queue = "orders"
         self.worker = "w"
         self.go_on = asyncio.Event()
         self.fails: Exception | None = None
