@@ -210,7 +210,7 @@ async def test_each_account_can_do_its_part_and_nothing_else(place: Place, accou
     assert [len(letter["error_history"]) for letter in listed.json] == [3, 3]
     ids = [letter["id"] for letter in listed.json]
     replayed = await shell("dlq", "replay", topology.name, ids[0], url=accounts.operator)
-    assert (replayed.code, replayed.lines) == (0, ["replayed 1, stayed 0"])
+    assert (replayed.code, replayed.lines[-1]) == (0, "replayed 1, stayed 0")
     dropped = await shell("dlq", "drop", topology.name, ids[1], "--yes", url=accounts.operator)
     assert (dropped.code, dropped.lines[0]) == (0, "dropped 1, stayed 0")
     await shell.bench.drain(topology, _refuse)

@@ -229,7 +229,7 @@ async def _told(bench: Bench, topology: Topology, ids: Sequence[str]) -> bool:
 
 
 async def test_a_canary_that_fails_stops_the_run(bench: Bench) -> None:
-    topology = await bench.declared(["10ms", "20s"])
+    topology = await bench.declared(["10ms", "60s"])
     ids = await park(bench, topology, *(b"%d" % number for number in range(8)))
 
     async def two_fail(message: Message) -> None:
@@ -237,7 +237,7 @@ async def test_a_canary_that_fails_stops_the_run(bench: Bench) -> None:
             raise OSError("still broken")
 
     async with bench.running(topology, two_fail):
-        report = await canaried(bench, topology)
+        report = await canaried(bench, topology, wait=6)
 
     assert (report.done, report.left, report.stayed, report.outcome) == (4, 4, 0, "aborted")
     assert report.aborted == "of the 4 sent first 0 are back and 2 failed and are tried again, more than 25%"
