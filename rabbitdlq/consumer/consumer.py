@@ -304,7 +304,8 @@ class Consumer:
                 log.warning("consumer_lost", queue=self.topology.name, reason=session.reason)
             finally:
                 self._suspects.take_back()
-                self._workers.take_back()  # nobody has begun them, and the broker has them back already
+                for delivery in self._workers.take_back():  # nobody has begun them, and the broker has them back
+                    self._suspects.done(delivery)
                 await session.close()
             if asyncio.get_running_loop().time() - opened_at >= LASTING_SECONDS:
                 backoff = FIRST_BACKOFF
@@ -365,6 +366,7 @@ class Consumer:
     def _give_back(self) -> None:
         for delivery in self._suspects.take_back() + self._workers.take_back():
             self._processor.release(delivery)
+            self._suspects.done(delivery)
 
     async def _finish(self, session: Session) -> None:
         """No more deliveries; those not begun go back; handlers get the grace time; then they are interrupted.
