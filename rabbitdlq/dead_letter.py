@@ -13,7 +13,7 @@ from decimal import Decimal
 from typing import Any
 
 from rabbitdlq import names
-from rabbitdlq.deaths import Death, deaths_of
+from rabbitdlq.deaths import Death, deaths_of, rejections
 from rabbitdlq.failure import Failure
 from rabbitdlq.message import Undecodable, created_at, decode_payload, derived_id, lap_of, told_lap
 from rabbitdlq.texts import printable
@@ -320,7 +320,7 @@ def _bare_attempts(queue: str, deaths: Sequence[Death], headers: Headers) -> int
     )
     death = next((death for death in deaths if death.queue == queue), None)
     last = 1 if death and death.reason == "rejected" else 0
-    nacked = sum(death.count for death in deaths if death.queue == queue and death.reason == "rejected")
+    nacked = rejections(deaths, queue)
     told = headers.number(names.FAILURES)
     if told is not None and told >= 0 and nacked < waits + last:
         return told + nacked

@@ -14,7 +14,7 @@ from rabbitdlq.texts import printable, shorten
 from rabbitdlq.topology import Topology
 from rabbitdlq.wire import Headers, decoded, remembered
 
-__all__ = ["Arrival", "Death", "arrival", "deaths_of", "parse_deaths"]
+__all__ = ["Arrival", "Death", "arrival", "deaths_of", "parse_deaths", "rejections"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,11 @@ def _name(value: Any) -> str:
     return shorten(printable(text), 255, "") if isinstance(text, str) else ""
 
 
+def rejections(deaths: Sequence[Death], queue: str) -> int:
+    """How often the message was rejected or nacked in this queue."""
+    return sum(death.count for death in deaths if death.queue == queue and death.reason == "rejected")
+
+
 def arrival(topology: Topology, exchange: str, routing_key: str, deaths: Sequence[Death]) -> Arrival:
     """What a delivery with this exchange, this key and these deaths says.
 
@@ -102,7 +107,7 @@ def arrival(topology: Topology, exchange: str, routing_key: str, deaths: Sequenc
     ]
     failures = rungs[0][0] if rungs else 0
     origin = next((death for death in deaths if death.queue == topology.name and death.reason == "rejected"), None)
-    counted, nacked = sum(count for _, count in rungs), origin.count if origin else 0
+    counted, nacked = sum(count for _, count in rungs), rejections(deaths, topology.name)
     return Arrival(
         failures=failures,
         counted=counted,

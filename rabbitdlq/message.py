@@ -71,6 +71,11 @@ class Message:
         return self.properties.table
 
     @property
+    def id_derived(self) -> bool:
+        """Whether the publisher set no id. Two messages with the same derived one are equal, and may be two."""
+        return not self.properties.message_id or self.properties.table.get(names.ID_DERIVED) is True
+
+    @property
     def content_type(self) -> str | None:
         """As the publisher set it."""
         return self.properties.content_type

@@ -74,7 +74,7 @@ def new_park_id(message: Message) -> str:
 
     Two messages without ids may be equal to the last byte and still be two: they must never be taken for copies.
     """
-    if not message.properties.message_id or message.properties.table.get(names.ID_DERIVED) is True:
+    if message.id_derived:
         return uuid.uuid4().hex[:24]
     digest = hashlib.sha256()
     # a producer may use one id twice: what the message went through tells the two apart
@@ -98,10 +98,9 @@ def park_properties(message: Message, parking: Parking, frame_max: int) -> Prope
     kept = clean.without(names.OURS.__contains__)
     before = message.properties.table.text(names.ORIGINAL)
     original = moved if before is None else {**read_original(before), **moved}
-    derived = not message.properties.message_id or message.properties.table.get(names.ID_DERIVED) is True
     taken = len(kept.encode()) + OTHER_PROPERTIES_BYTES + FRAME_RESERVE
     budget = min(OWN_HEADER_BYTES, frame_max - taken)
-    own = _own_headers(message, parking, original, derived, budget)
+    own = _own_headers(message, parking, original, budget)
     return message.properties.but(
         headers=kept.plus_raw(own),
         message_id=message.properties.message_id or message.id,
@@ -111,9 +110,7 @@ def park_properties(message: Message, parking: Parking, frame_max: int) -> Prope
     )
 
 
-def _own_headers(
-    message: Message, parking: Parking, original: Mapping[str, Any], derived: bool, budget: int
-) -> dict[str, bytes]:
+def _own_headers(message: Message, parking: Parking, original: Mapping[str, Any], budget: int) -> dict[str, bytes]:
     failure, history = parking.failure, parking.history
     # a replayed message tells when it failed in its first lap: its age counts from there
     told = message.properties.table.text(names.FIRST_FAILED_AT)
@@ -133,7 +130,7 @@ def _own_headers(
         names.FINGERPRINT: failure.fingerprint,
         names.WORKER: shorten(parking.worker, 200),
     }
-    if derived:
+    if message.id_derived:
         values[names.ID_DERIVED] = True
     if parking.repeated:
         values[names.REPEATED] = True
@@ -215,7 +212,6 @@ def replay_properties(letter: DeadLetter) -> Properties:
     ``dlq-replay-id``.
     """
     clean, moved = harmless(letter.wire)
-    headers = clean.table.without(lambda name: name in names.OURS and name not in names.KEPT_ON_REPLAY)
     own: dict[str, Any] = {
         names.LAP: letter.lap + 1,
         names.EXCHANGE: letter.exchange,
@@ -226,12 +222,7 @@ def replay_properties(letter: DeadLetter) -> Properties:
         own[names.FIRST_FAILED_AT] = iso(letter.first_failed_at)
     # how often it was looked at says nothing of the message
     original = {**letter.original, **{name: moved[name] for name in moved if name not in names.DELIVERY_COUNTS}}
-    text = _original_json(original, ORIGINAL_BYTES)
-    if text:
-        own[names.ORIGINAL] = text
-    if letter.id_derived:
-        own[names.ID_DERIVED] = True
-    return clean.but(headers=headers.plus(own), message_id=letter.wire.message_id or letter.id)
+    return _back_to_work(clean, own, original, letter.id, derived=letter.id_derived)
 
 
 def ladder_properties(message: Message, failures: int) -> Properties:
@@ -240,7 +231,6 @@ def ladder_properties(message: Message, failures: int) -> Properties:
     What would harm it there, an expiration before all, is moved as it is for a dead letter.
     """
     clean, moved = harmless(message.properties)
-    headers = clean.table.without(lambda name: name in names.OURS and name not in names.KEPT_ON_REPLAY)
     own: dict[str, Any] = {
         names.FAILURES: failures,
         names.LAP: message.lap,
@@ -249,12 +239,20 @@ def ladder_properties(message: Message, failures: int) -> Properties:
     }
     before = message.properties.table.text(names.ORIGINAL)
     kept = {name: value for name, value in moved.items() if not names.is_brokers(name)}
-    text = _original_json({**read_original(before), **kept}, ORIGINAL_BYTES)
+    return _back_to_work(clean, own, {**read_original(before), **kept}, message.id, derived=message.id_derived)
+
+
+def _back_to_work(
+    clean: Properties, own: dict[str, Any], original: Mapping[str, Any], id: str, *, derived: bool
+) -> Properties:
+    """For a publish to where a handler sees it: these headers of ours, the publisher's id or else ``id``."""
+    headers = clean.table.without(lambda name: name in names.OURS and name not in names.KEPT_ON_REPLAY)
+    text = _original_json(original, ORIGINAL_BYTES)
     if text:
         own[names.ORIGINAL] = text
-    if not message.properties.message_id:
+    if derived:
         own[names.ID_DERIVED] = True
-    return clean.but(headers=headers.plus(own), message_id=message.properties.message_id or message.id)
+    return clean.but(headers=headers.plus(own), message_id=clean.message_id or id)
 
 
 def quick_replay_properties(encoded: bytes, lap: int, park_id: str) -> bytes:

@@ -7,9 +7,17 @@ from rabbitdlq.durations import parse_duration
 from rabbitdlq.errors import ConfigurationError
 from rabbitdlq.rates import Rate
 
-__all__ = ["parse_rate", "parse_share", "parse_wait"]
+__all__ = ["parse_pace", "parse_rate", "parse_share", "parse_wait"]
 
 _SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)\s*(%?)", re.ASCII)
+
+
+def parse_pace(option: str, text: str) -> Rate:
+    """A rate like 5/s or 100/m; raises :class:`ConfigurationError` with the option's name."""
+    try:
+        return Rate.parse(text)
+    except ValueError as error:
+        raise ConfigurationError(f"{option}: {error}") from error
 
 
 def parse_rate(text: str | None) -> float | None:
@@ -18,12 +26,7 @@ def parse_rate(text: str | None) -> float | None:
     >>> parse_rate("50/s"), parse_rate("600/m"), parse_rate("5")
     (50.0, 10.0, 5.0)
     """
-    if text is None:
-        return None
-    try:
-        return Rate.parse(text).per_second
-    except ValueError as error:
-        raise ConfigurationError(f"--rate: {error}") from error
+    return None if text is None else parse_pace("--rate", text).per_second
 
 
 def parse_share(text: str) -> float:

@@ -8,12 +8,12 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from functools import partial
 from typing import Annotated, Protocol, TypeVar, cast
 
 import typer
 
+from rabbitdlq.cli.amounts import parse_pace, parse_wait
 from rabbitdlq.cli.options import Options, options_of, run, say
 from rabbitdlq.cli.queue_options import count, per_queue
 from rabbitdlq.consumer import Breaker, Consumer, ConsumerGroup, ConsumerSummary, Handler
@@ -21,10 +21,8 @@ from rabbitdlq.consumer.isolation import Isolation
 from rabbitdlq.consumer.slots import Order
 from rabbitdlq.consumer.supervised import SupervisorLink
 from rabbitdlq.consumer.supervisor import Supervisor
-from rabbitdlq.durations import parse_duration
 from rabbitdlq.errors import ConfigurationError
 from rabbitdlq.logs import configure_logs
-from rabbitdlq.rates import Rate
 from rabbitdlq.status import StatusServer
 
 __all__ = ["consume", "load_handler"]
@@ -125,20 +123,20 @@ def consume(
     configure_logs(log_format, log_level)
     options = options_of(context)
     options.check_writable("consume")
-    topologies, grace_time = options.topologies(queues), _duration("--grace", grace)
+    topologies, grace_time = options.topologies(queues), parse_wait("--grace", grace)
     # told here, and not by each of several processes
     handlers = per_queue("--handler", handler, queues, lambda _, path: path)
     concurrencies = per_queue("--concurrency", concurrency or ["10"], queues, count)
     prefetches = per_queue("--prefetch", prefetch, queues, count)
-    rates = per_queue("--rate", rate, queues, _rate)
+    rates = per_queue("--rate", rate, queues, parse_pace)
     priorities = per_queue("--priority", priority, queues, count)
     for name in queues:
         if name not in handlers:
             raise ConfigurationError(f"--handler: none for {name!r}; write --handler {name}=MODULE:FUNCTION")
     isolated_in = None if isolation is None else Isolation.of(isolation, max_memory).where
-    soft = None if soft_timeout is None else _duration("--soft-timeout", soft_timeout)
-    hard = None if hard_timeout is None else _duration("--hard-timeout", hard_timeout)
-    lease_time = None if lease is None else _duration("--lease", lease)
+    soft = None if soft_timeout is None else parse_wait("--soft-timeout", soft_timeout)
+    hard = None if hard_timeout is None else parse_wait("--hard-timeout", hard_timeout)
+    lease_time = None if lease is None else parse_wait("--lease", lease)
     if processes > 1:
         words = ["consume", *queues, "--grace", grace, "--log-format", log_format, "--log-level", log_level]
         each = {"--handler": handler, "--concurrency": concurrency, "--prefetch": prefetch}
@@ -250,20 +248,6 @@ async def _until_signal(running: _Stoppable[T_co]) -> T_co:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, running.stop)
     return await running.run()
-
-
-def _rate(option: str, text: str) -> Rate:
-    try:
-        return Rate.parse(text)
-    except ValueError as error:
-        raise ConfigurationError(f"{option}: {error}") from error
-
-
-def _duration(option: str, text: str) -> timedelta:
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise ConfigurationError(f"{option}: {error}") from error
 
 
 def _place(error: BaseException) -> str:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from rabbitdlq import names
 from rabbitdlq.consumer.classify import Classifier, Rule
 from rabbitdlq.consumer.deadlines import Running
 from rabbitdlq.consumer.threads import ThreadCall, check_called
@@ -44,11 +43,6 @@ class Failed:
     retry_after: timedelta | None = None
     #: why the message is parked when this was the last attempt; exhausted where nothing is said
     reason: str | None = None
-
-    @property
-    def timed_out(self) -> bool:
-        """Whether it took too long."""
-        return self.reason == names.TIMEOUT
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import structlog
 
-from rabbitdlq.broker import PublishLink
+from rabbitdlq.broker import Delivery, PublishLink
 from rabbitdlq.consumer.acknowledging import warn_of_timeouts
 from rabbitdlq.consumer.attempt import Handler
 from rabbitdlq.consumer.breaker import Breaker, BreakerState
@@ -144,15 +144,13 @@ class Consumer:
         self._management_url = management_url
         self._processor = Processor(
             topology,
-            handler,
+            self._attempt,
             self._settler,
             self._suspects,
             self._index,
             self._stopping.is_set,
-            classes,
             payload_type,
             timeouts,
-            self._attempt,
             self._once,
         )
         self._stuck: HandlersAbandoned | None = None
@@ -303,9 +301,7 @@ class Consumer:
                 self.signs.enter("lost", session.reason)
                 log.warning("consumer_lost", queue=self.topology.name, reason=session.reason)
             finally:
-                self._suspects.take_back()
-                for delivery in self._workers.take_back():  # nobody has begun them, and the broker has them back
-                    self._suspects.done(delivery)
+                self._take_back()  # the broker has them back already
                 await session.close()
             if asyncio.get_running_loop().time() - opened_at >= LASTING_SECONDS:
                 backoff = FIRST_BACKOFF
@@ -363,10 +359,16 @@ class Consumer:
         await until_drained(self.topology, session, self._workers, self._index)
         self._stopping.set()
 
-    def _give_back(self) -> None:
-        for delivery in self._suspects.take_back() + self._workers.take_back():
-            self._processor.release(delivery)
+    def _take_back(self) -> list[Delivery]:
+        """Those that nobody has begun; their place among the suspects is free again."""
+        taken = self._suspects.take_back() + self._workers.take_back()
+        for delivery in taken:
             self._suspects.done(delivery)
+        return taken
+
+    def _give_back(self) -> None:
+        for delivery in self._take_back():
+            self._processor.release(delivery)
 
     async def _finish(self, session: Session) -> None:
         """No more deliveries; those not begun go back; handlers get the grace time; then they are interrupted.

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 from rabbitdlq.consumer.breaker import BreakerState
+from rabbitdlq.dead_letter import iso
 
 __all__ = ["Check", "Health", "Phase", "Status", "Vitals", "health_of", "worst"]
 
@@ -68,7 +69,7 @@ class Check:
 
     def as_json(self) -> dict[str, Any]:
         """For the status server."""
-        return {"name": self.name, "status": self.status, "text": self.text, "since": _iso(self.since)}
+        return {"name": self.name, "status": self.status, "text": self.text, "since": iso(self.since)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ class Health:
             "live": self.live,
             "in_flight": self.in_flight,
             "waiting": self.waiting,
-            "last_settled_at": _iso(self.last_settled_at),
+            "last_settled_at": iso(self.last_settled_at),
             "checks": [check.as_json() for check in self.checks],
         }
 
@@ -180,7 +181,7 @@ def _breaker(breaker: BreakerState | None) -> Check:
         return Check("breaker", "ok", "none")
     if breaker.position == "closed":
         return Check("breaker", "ok", "closed", breaker.since)
-    probe = "" if breaker.next_probe_at is None else f", tries again at {_iso(breaker.next_probe_at)}"
+    probe = "" if breaker.next_probe_at is None else f", tries again at {iso(breaker.next_probe_at)}"
     return Check("breaker", "degraded", f"{breaker.position}: too many handlers failed{probe}", breaker.since)
 
 
@@ -191,7 +192,3 @@ def _handlers(vitals: Vitals) -> Check:
     if vitals.abandoned:
         words.append(f"{vitals.abandoned:,} abandoned and still at work")
     return Check("handlers", "degraded" if words else "ok", ", ".join(words) or f"{vitals.in_flight:,} at work")
-
-
-def _iso(at: datetime | None) -> str | None:
-    return None if at is None else at.isoformat(timespec="milliseconds")

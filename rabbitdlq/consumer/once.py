@@ -6,7 +6,6 @@ from datetime import UTC, datetime, timedelta
 
 import structlog
 
-from rabbitdlq import names
 from rabbitdlq.consumer.attempt import Failed
 from rabbitdlq.consumer.classify import Rule
 from rabbitdlq.consumer.deadlines import Timeouts
@@ -101,9 +100,7 @@ class Once:
 
 def _key_of(message: Message) -> str | None:
     """By the publisher's id. A derived one says that two messages are equal, not that they are one."""
-    if not message.properties.message_id or message.properties.table.get(names.ID_DERIVED) is True:
-        return None
-    return f"{message.queue}:{message.id}"
+    return None if message.id_derived else f"{message.queue}:{message.id}"
 
 
 def _failed(error: Exception) -> Failed:

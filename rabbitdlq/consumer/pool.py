@@ -31,9 +31,9 @@ from pebble import ProcessExpired, ProcessPool
 from rabbitdlq import names
 from rabbitdlq.consumer import child
 from rabbitdlq.consumer.attempt import CLEANUP_SECONDS, Attempt, Failed, Handler, Interrupted, Result
-from rabbitdlq.consumer.classify import Classes, Classifier, Rule
+from rabbitdlq.consumer.classify import UNKNOWN, Classes, Classifier
 from rabbitdlq.consumer.deadlines import Running, Timeouts
-from rabbitdlq.errors import ConfigurationError, Transient
+from rabbitdlq.errors import ConfigurationError
 from rabbitdlq.failure import Failure, fingerprint
 from rabbitdlq.message import Message
 
@@ -305,7 +305,7 @@ class ChildAttempt(Attempt):
         kind = HandlerDied.__name__
         failure = Failure(kind, text, words, fingerprint(kind, text, place[1] if place else ""))
         took = (time.perf_counter() - began) * 1000
-        return Failed(failure, Rule(Transient, known=False), datetime.now(UTC), took, reason=names.CRASHED)
+        return Failed(failure, UNKNOWN, datetime.now(UTC), took, reason=names.CRASHED)
 
     # --- children
 

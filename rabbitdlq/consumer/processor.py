@@ -1,7 +1,7 @@
 """What happens to one delivery: open it, run the attempt, decide the outcome, settle, log one line."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from time import perf_counter
@@ -11,8 +11,8 @@ import structlog
 
 from rabbitdlq import names
 from rabbitdlq.broker import Delivery, cancelled_by_us
-from rabbitdlq.consumer.attempt import Attempt, Failed, Handler, Interrupted, Result
-from rabbitdlq.consumer.classify import Classes, Classifier, Rule
+from rabbitdlq.consumer.attempt import Attempt, Failed, Interrupted, Result
+from rabbitdlq.consumer.classify import Rule
 from rabbitdlq.consumer.counts import AttemptCounts
 from rabbitdlq.consumer.deadlines import Running, Timeouts
 from rabbitdlq.consumer.once import Once
@@ -73,26 +73,24 @@ class Processor:
     def __init__(
         self,
         topology: Topology,
-        handler: Handler,
+        attempt: Attempt,
         settler: Settler,
         suspects: Suspects,
         index: HistoryIndex,
         stopping: Callable[[], bool],
-        classes: Classes | None = None,
-        payload_type: Any = None,
-        timeouts: Timeouts | None = None,
-        attempt: Attempt | None = None,
-        once: Once | None = None,
+        payload_type: Any,
+        timeouts: Timeouts,
+        once: Once | None,
     ) -> None:
         self._topology = topology
-        self._timeouts = timeouts or Timeouts()
+        self._timeouts = timeouts
         #: is given the task of a handler that nobody waits for any longer, and the one that settles its message instead
         self.on_abandoned: Callable[[asyncio.Task[Any], asyncio.Task[Any]], None] = lambda *_: None
         #: has the last word on what becomes of a delivery whose handler has run
         self.judge: Callable[[Delivery, Message, Result, Outcome], Outcome] | None = None
         self._reader = PayloadReader(payload_type)
         self._return_exchange = topology.return_exchange
-        self._attempt = attempt or Attempt(handler, Classifier(classes))
+        self._attempt = attempt
         self._given_up = 0
         self._settler = settler
         self._suspects = suspects
@@ -134,15 +132,10 @@ class Processor:
                 outcome = unreadable(problem)
             elif suspect:
                 outcome = await self._run_suspect(message, delivery)
-            elif self._once is not None:
-                outcome = await self._run_once(self._once, message, delivery)
             else:
-                outcome = await self._run(message, delivery)
-            if outcome is None:
-                return  # its message was settled without it
-            settlement = await self._settler.settle(delivery, message, outcome)
-            self._count(outcome, settlement)
-            self._tell(message, outcome, settlement)
+                outcome = await self._once_or_always(message, delivery)
+            if outcome is not None:  # else its message was settled without it
+                await self._settle(delivery, message, outcome)
         except (Exception, asyncio.CancelledError):
             if cancelled_by_us():
                 raise
@@ -152,6 +145,11 @@ class Processor:
             if message is None:
                 structlog.contextvars.unbind_contextvars("message_id", "queue", "attempt")
             log.exception("delivery_unsettled", queue=self._topology.name, delivery_tag=delivery.tag)
+
+    async def _settle(self, delivery: Delivery, message: Message, outcome: Outcome) -> None:
+        settlement = await self._settler.settle(delivery, message, outcome)
+        self._count(outcome, settlement)
+        self._tell(message, outcome, settlement)
 
     def release(self, delivery: Delivery) -> None:
         """Give back a delivery that nobody has begun."""
@@ -169,11 +167,15 @@ class Processor:
         if crashed is not None:
             return crashed
         try:
-            if self._once is not None:
-                return await self._run_once(self._once, message, delivery)
-            return await self._run(message, delivery)
+            return await self._once_or_always(message, delivery)
         finally:
             await self._suspects.end(delivery)
+
+    def _once_or_always(self, message: Message, delivery: Delivery) -> Coroutine[Any, Any, Outcome | None]:
+        # no coroutine of its own: most consumers have no store, and every message comes by here
+        if self._once is None:
+            return self._run(message, delivery)
+        return self._run_once(self._once, message, delivery)
 
     async def _run_once(self, once: Once, message: Message, delivery: Delivery) -> Outcome | None:
         begun = await once.begin(message)
@@ -280,9 +282,7 @@ class Processor:
     async def _settle_without(self, delivery: Delivery, message: Message, outcome: Outcome) -> None:
         try:
             await self._suspects.end(delivery)
-            settlement = await self._settler.settle(delivery, message, outcome)
-            self._count(outcome, settlement)
-            self._tell(message, outcome, settlement)
+            await self._settle(delivery, message, outcome)
         except Exception:
             delivery.nack(requeue=False)
             log.exception("delivery_unsettled", queue=self._topology.name, delivery_tag=delivery.tag)

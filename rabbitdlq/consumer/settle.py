@@ -11,7 +11,7 @@ from rabbitdlq import journal, names
 from rabbitdlq.broker import Delivery, Outgoing, PublishLink
 from rabbitdlq.consumer.outcome import Dropped, Outcome, Park, Postponed, Released, Retry, Skipped, Succeeded
 from rabbitdlq.dead_letter import AttemptRecord
-from rabbitdlq.deaths import deaths_of
+from rabbitdlq.deaths import deaths_of, rejections
 from rabbitdlq.errors import BrokerError, BrokerUnavailable, PublishUnconfirmed
 from rabbitdlq.journal import HistoryIndex, JournalReader, JournalWriter
 from rabbitdlq.message import Message
@@ -276,10 +276,7 @@ class Settler:
         count = headers.number("x-delivery-count")
         if count is None:  # a classic queue counts nothing, and calls nothing redelivered that came from a rung
             return True
-        queue = self._topology.name
-        return count > sum(
-            death.count for death in deaths_of(headers) if death.queue == queue and death.reason == "rejected"
-        )
+        return count > rejections(deaths_of(headers), self._topology.name)
 
     async def _earlier_attempts(self, message: Message) -> tuple[list[AttemptRecord], bool]:
         """The failed attempts before this one, and whether some are missing."""

@@ -5,12 +5,14 @@ import re
 import secrets
 from datetime import timedelta
 
-from rabbitdlq.errors import ConfigurationError
+from rabbitdlq.errors import AlreadyDone, ConfigurationError
 
 __all__ = [
     "DEFAULT_KEEP",
     "DEFAULT_NAMESPACE",
     "MAX_KEY_LENGTH",
+    "NO_TRANSACTION",
+    "check_recorded",
     "checked_namespace",
     "new_token",
     "span",
@@ -21,6 +23,9 @@ DEFAULT_NAMESPACE = "rabbitdlq"
 DEFAULT_KEEP = timedelta(days=7)
 #: longer keys are stored by their hash: ids of messages have up to 255 bytes, and keys of functions any length
 MAX_KEY_LENGTH = 200
+
+#: the mark would be committed by itself, with or without the work
+NO_TRANSACTION = "record: no transaction is open; begin one, and do the work in it, too"
 
 _HASHED = "sha256:"
 _PLAIN = re.compile(rf"(?!{_HASHED})[ -~]{{1,{MAX_KEY_LENGTH}}}")
@@ -65,6 +70,12 @@ def span(key: str, duration: timedelta) -> int:
     if not timedelta() < duration <= _LONGEST:
         raise ConfigurationError(f"idempotency: {key} is {duration}; it must be above zero and at most ten years")
     return -(-duration // timedelta(milliseconds=1))
+
+
+def check_recorded(key: str, count: int) -> None:
+    """Raises :class:`AlreadyDone` where recording the key changed no row."""
+    if count == 0:
+        raise AlreadyDone(f"{key!r} is done already; its work was committed before")
 
 
 def new_token() -> str:

@@ -5,9 +5,17 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, LiteralString, TypeVar
 
-from rabbitdlq.errors import AlreadyDone, ConfigurationError, IdempotencyError
+from rabbitdlq.errors import ConfigurationError, IdempotencyError
 from rabbitdlq.idempotency.address import needs_extra, server_name
-from rabbitdlq.idempotency.keys import DEFAULT_KEEP, DEFAULT_NAMESPACE, new_token, span, stored_key
+from rabbitdlq.idempotency.keys import (
+    DEFAULT_KEEP,
+    DEFAULT_NAMESPACE,
+    NO_TRANSACTION,
+    check_recorded,
+    new_token,
+    span,
+    stored_key,
+)
 from rabbitdlq.idempotency.memory import utc_now
 from rabbitdlq.idempotency.sessions import Sessions
 from rabbitdlq.idempotency.store import Claim, IdempotencyStore
@@ -256,7 +264,7 @@ def record_in_postgres(connection: "Connection[Any]", key: str, namespace: str, 
         count = connection.execute(_RECORD, _mark(key, namespace, keep)).rowcount
     except psycopg.errors.UndefinedTable as error:
         raise IdempotencyError(_NO_TABLE) from error
-    _check_recorded(key, count)
+    check_recorded(key, count)
 
 
 async def record_in_postgres_async(
@@ -270,7 +278,7 @@ async def record_in_postgres_async(
         count = (await connection.execute(_RECORD, _mark(key, namespace, keep))).rowcount
     except psycopg.errors.UndefinedTable as error:
         raise IdempotencyError(_NO_TABLE) from error
-    _check_recorded(key, count)
+    check_recorded(key, count)
 
 
 def _mark(key: str, namespace: str, keep: timedelta) -> dict[str, Any]:
@@ -281,9 +289,4 @@ def _check_transaction(connection: "Connection[Any] | AsyncConnection[Any]") -> 
     from psycopg.pq import TransactionStatus  # noqa: PLC0415 - an extra, see above
 
     if connection.autocommit and connection.info.transaction_status == TransactionStatus.IDLE:
-        raise ConfigurationError("record: no transaction is open; begin one, and do the work in it, too")
-
-
-def _check_recorded(key: str, count: int) -> None:
-    if count == 0:
-        raise AlreadyDone(f"{key!r} is done already; its work was committed before")
+        raise ConfigurationError(NO_TRANSACTION)

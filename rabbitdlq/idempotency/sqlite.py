@@ -7,9 +7,17 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from rabbitdlq.errors import AlreadyDone, ConfigurationError, IdempotencyError
+from rabbitdlq.errors import ConfigurationError, IdempotencyError
 from rabbitdlq.idempotency.committing import Committer, Operation, T
-from rabbitdlq.idempotency.keys import DEFAULT_KEEP, DEFAULT_NAMESPACE, new_token, span, stored_key
+from rabbitdlq.idempotency.keys import (
+    DEFAULT_KEEP,
+    DEFAULT_NAMESPACE,
+    NO_TRANSACTION,
+    check_recorded,
+    new_token,
+    span,
+    stored_key,
+)
 from rabbitdlq.idempotency.memory import utc_now
 from rabbitdlq.idempotency.store import Claim, IdempotencyStore
 
@@ -169,7 +177,7 @@ def record_in_sqlite(connection: sqlite3.Connection, key: str, namespace: str, k
     """Write the key down as done in the connection's transaction; see :func:`rabbitdlq.idempotency.record`."""
     driver_begins = connection.isolation_level is not None and getattr(connection, "autocommit", -1) is not True
     if not connection.in_transaction and not driver_begins:
-        raise ConfigurationError("record: no transaction is open; begin one, and do the work in it, too")
+        raise ConfigurationError(NO_TRANSACTION)
     now = int(time.time() * 1000)
     try:
         cursor = connection.execute(_RECORD, (namespace, stored_key(key), now + span("keep", keep), now))
@@ -180,8 +188,7 @@ def record_in_sqlite(connection: sqlite3.Connection, key: str, namespace: str, k
             "record: the database of this connection has no table rabbitdlq_idempotency; the consumer's store has to "
             "be a SQLiteStore on the same file"
         ) from error
-    if cursor.rowcount == 0:
-        raise AlreadyDone(f"{key!r} is done already; its work was committed before")
+    check_recorded(key, cursor.rowcount)
 
 
 def _make_tables(connection: sqlite3.Connection) -> None:
