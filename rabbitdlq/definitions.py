@@ -61,7 +61,7 @@ def accounts(topologies: Iterable[Topology]) -> tuple[Account, ...]:
     private: list[str] = []
     for topology in topologies:
         producer_write |= {binding.exchange for binding in topology.bindings}
-        consumer_write |= {topology.dlx, topology.journal_exchange}
+        consumer_write |= {topology.dlx, topology.journal_exchange, topology.retry_exchange}
         consumer_read |= {topology.name, topology.journal_queue}
         operator_configure |= {topology.lock_queue, topology.lock_exchange}
         operator_write |= {topology.dlx, topology.journal_exchange, topology.lock_queue}

@@ -25,6 +25,8 @@ REPEATED = "dlq-repeated"
 ID_DERIVED = "dlq-id-derived"
 #: on a message that was put into a rung by a publish, not by a nack: how often it had failed by then
 FAILURES = "dlq-failures"
+#: on a message that was postponed: a crash had brought it back before, and it may be what kills the process
+SUSPECT = "dlq-suspect"
 #: on a replayed message: the park id of the dead letter it was, the same on a copy that a crash sent twice
 REPLAY_ID = "dlq-replay-id"
 
@@ -53,6 +55,7 @@ OURS = frozenset(
         ID_DERIVED,
         REPLAY_ID,
         REPEATED,
+        SUSPECT,
     }
 )
 #: what a replayed message keeps: where it is from and how often it has been here

@@ -67,6 +67,8 @@ class Parking:
     history_partial: bool = False
     #: the message may be parked already
     repeated: bool = False
+    #: attempts that a failure like its last one has; as many as the ladder where nothing else is said
+    max_attempts: int | None = None
 
 
 def new_park_id(message: Message) -> str:
@@ -119,7 +121,7 @@ def _own_headers(message: Message, parking: Parking, original: Mapping[str, Any]
         names.REASON: parking.reason,
         names.ERROR_TYPE: shorten(failure.type, 200),
         names.ATTEMPTS: message.attempt,
-        names.MAX_ATTEMPTS: message.max_attempts,
+        names.MAX_ATTEMPTS: parking.max_attempts or message.max_attempts,
         names.QUEUE: message.queue,
         names.EXCHANGE: shorten(message.exchange, NAME_BYTES),
         names.ROUTING_KEY: shorten(message.routing_key, NAME_BYTES),
@@ -225,10 +227,11 @@ def replay_properties(letter: DeadLetter) -> Properties:
     return _back_to_work(clean, own, original, letter.id, derived=letter.id_derived)
 
 
-def ladder_properties(message: Message, failures: int) -> Properties:
+def ladder_properties(message: Message, failures: int, *, suspect: bool = False) -> Properties:
     """The properties with which a message is put into a rung by a publish: its own, and how often it has failed.
 
-    What would harm it there, an expiration before all, is moved as it is for a dead letter.
+    What would harm it there, an expiration before all, is moved as it is for a dead letter. ``suspect``: say that a
+    crash has brought it back, which the broker forgets.
     """
     clean, moved = harmless(message.properties)
     own: dict[str, Any] = {
@@ -237,6 +240,8 @@ def ladder_properties(message: Message, failures: int) -> Properties:
         names.EXCHANGE: shorten(message.exchange, NAME_BYTES),
         names.ROUTING_KEY: shorten(message.routing_key, NAME_BYTES),
     }
+    if suspect:
+        own[names.SUSPECT] = True
     before = message.properties.table.text(names.ORIGINAL)
     kept = {name: value for name, value in moved.items() if not names.is_brokers(name)}
     return _back_to_work(clean, own, {**read_original(before), **kept}, message.id, derived=message.id_derived)

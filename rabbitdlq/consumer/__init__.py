@@ -7,7 +7,7 @@ from rabbitdlq.consumer.consumer import Consumer
 from rabbitdlq.consumer.group import ConsumerGroup
 from rabbitdlq.consumer.handling import handler
 from rabbitdlq.consumer.health import Health
-from rabbitdlq.consumer.processor import ConsumerSummary
+from rabbitdlq.consumer.summary import ConsumerSummary
 from rabbitdlq.consumer.supervised import SupervisorLink
 from rabbitdlq.consumer.supervisor import Supervisor, SupervisorReport
 

@@ -43,6 +43,8 @@ class Failed:
     retry_after: timedelta | None = None
     #: why the message is parked when this was the last attempt; exhausted where nothing is said
     reason: str | None = None
+    #: False where the handler was kept from beginning by something that is not the message's doing
+    begun: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,20 +115,29 @@ class Attempt:
         try:
             result, error = await (asyncio.shield(call.future) if self.is_async else call.future)
         except asyncio.CancelledError:
-            if call.cancel():
-                # it may clean up: at the soft timeout until the clock gives it up, at the consumer's end not for long
-                late = running is not None and running.cancelled
-                await asyncio.wait([call.future], timeout=None if late else CLEANUP_SECONDS)
-            if not call.future.done() or call.future.cancelled():
-                self.left.add(call)
-                if running is not None:
-                    running.runs_on = True
-                call.on_end = self.left.discard
+            try:
+                if call.cancel():
+                    # it may clean up: at the soft timeout until the clock gives it up, at the consumer's end not for
+                    # long; a second cancellation does not wait
+                    late = running is not None and running.cancelled
+                    await asyncio.wait([call.future], timeout=None if late else CLEANUP_SECONDS)
+            finally:
+                if ended := call.future.done() and not call.future.cancelled():
+                    result, error = call.future.result()
+                else:
+                    self._leave(call, running)
+            if not ended:
                 raise
-            result, error = call.future.result()
         if error is not None:
             raise error
         await check_called(result)
+
+    def _leave(self, call: ThreadCall, running: Running | None) -> None:
+        """It runs on, and nobody waits for it."""
+        self.left.add(call)
+        call.on_end = self.left.discard
+        if running is not None:
+            running.runs_on = True
 
     def result_of(self, error: BaseException, started: float) -> Result:
         """What an exception of the handler means; ``started`` by :func:`time.perf_counter`."""

@@ -24,26 +24,26 @@ from rabbitdlq.consumer.health import Health, health_of
 from rabbitdlq.consumer.isolation import IsolatedIn, abandoned_limit
 from rabbitdlq.consumer.once import KeyOf, Once
 from rabbitdlq.consumer.pausing import Pausing
-from rabbitdlq.consumer.processor import ConsumerSummary, Processor
-from rabbitdlq.consumer.pulse import Pulse
+from rabbitdlq.consumer.processor import Processor
 from rabbitdlq.consumer.rate import Pacer, checked_rate, prefetch_for, warn_of_waits
 from rabbitdlq.consumer.session import Session
 from rabbitdlq.consumer.settle import PARK_TIMEOUT, Settler
 from rabbitdlq.consumer.signs import Signs
 from rabbitdlq.consumer.slots import Share
+from rabbitdlq.consumer.summary import ConsumerSummary
 from rabbitdlq.consumer.suspects import Suspects
+from rabbitdlq.consumer.watch import Watch
 from rabbitdlq.consumer.workers import Workers
-from rabbitdlq.errors import BrokerError, ConfigurationError, HandlersAbandoned, TopologyMismatch
+from rabbitdlq.errors import BrokerError, ConfigurationError, TopologyMismatch
 from rabbitdlq.idempotency import IdempotencyStore
 from rabbitdlq.journal import HistoryIndex, JournalWriter
 from rabbitdlq.rates import Rate
 from rabbitdlq.topology import Topology
 
-__all__ = ["Consumer", "ConsumerSummary"]
+__all__ = ["Consumer"]
 
 log = structlog.stdlib.get_logger(__name__)
 
-MAX_PREFETCH = 65_535
 #: reconnecting: first wait, and the longest
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.5, 5.0
 #: a session that lasted this long was a good one: the next loss is repaired at once
@@ -107,13 +107,8 @@ class Consumer:
         payload_type = options.payload_type if payload_type is None else payload_type
         timeouts = options.timeouts(soft_timeout, hard_timeout)
         isolated = options.isolated(isolation, max_memory, child_setup)
-        if concurrency < 1:
-            raise ConfigurationError(f"concurrency: {concurrency} is below 1")
         self._rate = checked_rate(rate)
-        if prefetch is None:
-            prefetch = prefetch_for(self._rate, concurrency)
-        elif not concurrency <= prefetch <= MAX_PREFETCH:
-            raise ConfigurationError(f"prefetch: {prefetch} is not between concurrency and {MAX_PREFETCH:,}")
+        prefetch = prefetch_for(self._rate, concurrency, prefetch)
         self.topology = topology
         self.concurrency = concurrency
         self.priority = priority
@@ -129,17 +124,31 @@ class Consumer:
         journal = f"rabbitdlq journal {topology.name} {self.worker}"
         self._journal_link = PublishLink(url, journal, patience=timedelta())  # an event is worth no wait of a worker
         self._writer = JournalWriter(topology, self._journal_link)
+        self._stopping, self._over = asyncio.Event(), asyncio.Event()
         self._settler = Settler(
-            topology, self._link, self._writer, self._index, worker=self.worker, park_timeout=park_timeout
+            topology,
+            self._link,
+            self._writer,
+            self._index,
+            worker=self.worker,
+            stopping=self._stopping,
+            over=self._over,
+            park_timeout=park_timeout,
         )
-        self._suspects = Suspects(self._settler, self._writer, self._index, self.worker)
-        self._stopping = asyncio.Event()
         self._hurry = asyncio.Event()
         self._attempt = isolated.attempt(handler, classes, payload_type, timeouts)
         self._once = (
             None
             if idempotency is None
             else Once(idempotency, idempotency_key or options.idempotency_key, lease, timeouts)
+        )
+        self._suspects = Suspects(
+            self._settler,
+            self._writer,
+            self._index,
+            self.worker,
+            hard_timeout=timeouts.hard,
+            lease=None if self._once is None else self._once.lease,
         )
         self._management_url = management_url
         self._processor = Processor(
@@ -153,10 +162,8 @@ class Consumer:
             timeouts,
             self._once,
         )
-        self._stuck: HandlersAbandoned | None = None
         self._asking: asyncio.Task[None] | None = None
         self._timeouts = timeouts
-        self._abandoned_limit = abandoned_limit(concurrency)
         self._workers = Workers(concurrency, self._processor.process)
         self._suspects.let_through = self._workers.put
         self._processor.on_abandoned = self._workers.abandon
@@ -172,7 +179,17 @@ class Consumer:
             self._pausing.govern(self._workers, self._gate)
             self._processor.judge = self._pausing.judge
         #: what :meth:`health` and metrics are made of
-        self.signs = Signs(self._processor, self._workers, self._writer, self._link, self._journal_link, timeouts)
+        self.signs = Signs(
+            self._processor, self._workers, self._suspects, self._writer, self._link, self._journal_link, timeouts
+        )
+        self._watch = Watch(
+            topology.name,
+            self._processor,
+            self.signs,
+            timeouts,
+            abandoned_limit(concurrency),
+            lambda: self.breaker_state,
+        )
         self._begun = False
 
     @property
@@ -204,7 +221,7 @@ class Consumer:
         if self._stopping.is_set():
             self._hurry.set()
         self._stopping.set()
-        self.signs.enter("stopping")
+        self.signs.stop()
 
     async def run(self) -> ConsumerSummary:
         """Consume until :meth:`stop`, or with ``drain`` until everything is done. A consumer runs once.
@@ -221,15 +238,16 @@ class Consumer:
         warn_of_waits(self.topology.name, self._rate, self._prefetch)
         await self._attempt.start()
         if self._once is not None:
-            await self._once.open()
+            try:
+                await self._once.open()
+            except BaseException:
+                await self._attempt.close()
+                raise
         self._workers.start()
-        pulse = Pulse(self.topology.name, self._timeouts.look_every)
-        watching = asyncio.create_task(self._watch(pulse))
-        pulse.start()
+        watching = asyncio.create_task(self._watch.run(self.stop))
         try:
             await self._sessions()
         finally:
-            pulse.stop()
             watching.cancel()
             if self._asking is not None:
                 self._asking.cancel()
@@ -244,25 +262,9 @@ class Consumer:
             await self._writer.close()
             await self._link.close()
             await self._journal_link.close()
-        if self._stuck is not None:
-            raise self._stuck
+        if self._watch.stuck is not None:
+            raise self._watch.stuck
         return self.summary
-
-    async def _watch(self, pulse: Pulse) -> None:
-        while True:
-            await asyncio.sleep(self._timeouts.look_every)
-            pulse.beat()
-            self.signs.beat(self.breaker_state)
-            self._processor.look_at_the_clock()
-            abandoned = self._processor.abandoned
-            if abandoned > self._abandoned_limit and self._stuck is None:
-                self._stuck = HandlersAbandoned(
-                    f"{self.topology.name}: {abandoned} handlers went on past their hard timeout and were left to "
-                    f"themselves, more than the {self._abandoned_limit} that this process bears; start it anew, and "
-                    'give calls inside the handler timeouts of their own, or use isolation "process", which kills them'
-                )
-                log.critical("too_many_abandoned", queue=self.topology.name, count=abandoned, error=str(self._stuck))
-                self.stop()
 
     # --- sessions
 
@@ -356,7 +358,7 @@ class Consumer:
             await asyncio.gather(*waits, return_exceptions=True)
 
     async def _until_drained(self, session: Session) -> None:
-        await until_drained(self.topology, session, self._workers, self._index)
+        await until_drained(self.topology, session, self._workers, self._index, self._settler)
         self._stopping.set()
 
     def _take_back(self) -> list[Delivery]:
@@ -375,7 +377,10 @@ class Consumer:
 
         What is being settled is never interrupted: it has deadlines of its own.
         """
-        await session.stop_taking()
+        try:
+            await session.stop_taking()
+        finally:
+            self._over.set()
         self._give_back()
         self._workers.gate = None  # what may still come is given back, too
         hurried = asyncio.create_task(self._hurry.wait())

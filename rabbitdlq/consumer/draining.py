@@ -4,6 +4,7 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 
 from rabbitdlq.consumer.session import Session
+from rabbitdlq.consumer.settle import Settler
 from rabbitdlq.consumer.workers import Workers
 from rabbitdlq.errors import AccessDenied, BrokerError, EntityNotFound
 from rabbitdlq.journal import HistoryIndex
@@ -21,10 +22,12 @@ LOOKS_WITH_RETRIES_OUT = 50
 LATE_BY = timedelta(seconds=30)
 
 
-async def until_drained(topology: Topology, session: Session, workers: Workers, index: HistoryIndex) -> None:
+async def until_drained(
+    topology: Topology, session: Session, workers: Workers, index: HistoryIndex, settler: Settler
+) -> None:
     """Return once that is so. Raises :class:`AccessDenied` or :class:`EntityNotFound` where it cannot be seen."""
     looks = 0
-    while looks < (LOOKS_WITH_RETRIES_OUT if _retries_out(topology, index) else LOOKS):
+    while looks < (LOOKS_WITH_RETRIES_OUT if _retries_out(topology, index, settler) else LOOKS):
         await asyncio.sleep(POLL_SECONDS)
         try:
             idle = workers.idle.is_set() and await session.idle_in_broker()
@@ -35,6 +38,9 @@ async def until_drained(topology: Topology, session: Session, workers: Workers, 
         looks = looks + 1 if idle and workers.idle.is_set() else 0
 
 
-def _retries_out(topology: Topology, index: HistoryIndex) -> bool:
+def _retries_out(topology: Topology, index: HistoryIndex, settler: Settler) -> bool:
     """Whether a message may still be on its way back, sent there by this process or by another."""
-    return index.has_since(datetime.now(UTC) - max(topology.delays) - LATE_BY)
+    # what was only postponed is not in the index: it has not failed
+    return settler.put_until > datetime.now(UTC) - LATE_BY or index.has_since(
+        datetime.now(UTC) - max(topology.delays) - LATE_BY
+    )

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import structlog
 
 from rabbitdlq.consumer.consumer import Consumer
-from rabbitdlq.consumer.processor import ConsumerSummary
 from rabbitdlq.consumer.slots import Order, Slots
+from rabbitdlq.consumer.summary import ConsumerSummary
 from rabbitdlq.consumer.supervisor import added_up
 from rabbitdlq.errors import ConfigurationError, RabbitDLQError
 

@@ -7,10 +7,10 @@ from datetime import UTC, datetime, timedelta
 import structlog
 
 from rabbitdlq.consumer.attempt import Failed
-from rabbitdlq.consumer.classify import Rule
+from rabbitdlq.consumer.classify import UNKNOWN, Rule
 from rabbitdlq.consumer.deadlines import Timeouts
 from rabbitdlq.consumer.outcome import Dropped, Outcome, Postponed, Skipped, Succeeded
-from rabbitdlq.errors import ConfigurationError, IdempotencyError, Transient
+from rabbitdlq.errors import ConfigurationError, External, IdempotencyError
 from rabbitdlq.failure import Failure
 from rabbitdlq.idempotency import Claim, IdempotencyStore, store_of
 from rabbitdlq.message import Message
@@ -21,8 +21,8 @@ log = structlog.stdlib.get_logger(__name__)
 
 #: the key of a message; None for one that may run as often as it comes
 KeyOf = Callable[[Message], str | None]
-#: a lease outlasts the longest run of a handler by this much
-LEASE_MARGIN = timedelta(seconds=30)
+#: a lease outlasts the longest run of a handler by this much: with isolation "process" a child may have to start first
+LEASE_MARGIN = timedelta(seconds=90)
 BUSY = "in progress elsewhere"
 
 
@@ -36,10 +36,10 @@ class Once:
         self._owns = isinstance(store, str)
         self._store = store_of(store) if isinstance(store, str) else store
         self._key_of = key_of or _key_of
-        self._lease = timeouts.hard + LEASE_MARGIN if lease is None else lease
-        if self._lease < timeouts.hard:
+        self.lease = timeouts.hard + LEASE_MARGIN if lease is None else lease
+        if self.lease < timeouts.hard:
             raise ConfigurationError(
-                f"lease: {self._lease.total_seconds():g} s is below hard_timeout, {timeouts.hard.total_seconds():g} s: "
+                f"lease: {self.lease.total_seconds():g} s is below hard_timeout, {timeouts.hard.total_seconds():g} s: "
                 "it would end while a handler is at work"
             )
         self._keyless_told = False
@@ -60,8 +60,10 @@ class Once:
             if key is None:
                 self._tell_keyless(message)
                 return message, None
-            claim = await self._store.claim(key, self._lease)
-        except Exception as error:  # also of a key function that fails
+            claim = await self._store.claim(key, self.lease)
+        except IdempotencyError as error:  # that the store is out of order is not the message's doing
+            return replace(_failed(error), rule=Rule(External), begun=False)
+        except Exception as error:  # of a key function, or of a store of somebody else's
             return _failed(error)
         if claim.state == "done":
             log.info("message_skipped", message_id=message.id, queue=message.queue, key=key, reason="done before")
@@ -83,7 +85,7 @@ class Once:
                 await self._store.release(key, claim.token)
             elif not await self._store.complete(key, claim.token):
                 log.warning("idempotency_lease_lost", message_id=message.id, queue=message.queue, key=key)
-        except IdempotencyError as error:
+        except Exception as error:
             # its work is done or has failed whatever the store says; a lease ends by itself
             log.error("idempotency_unwritten", message_id=message.id, queue=message.queue, key=key, error=str(error))
 
@@ -104,4 +106,4 @@ def _key_of(message: Message) -> str | None:
 
 
 def _failed(error: Exception) -> Failed:
-    return Failed(Failure.of(error), Rule(Transient), datetime.now(UTC), 0.0)
+    return Failed(Failure.of(error), UNKNOWN, datetime.now(UTC), 0.0)

@@ -27,6 +27,10 @@ __all__ = [
 ]
 
 
+#: why a message is postponed whose handler could not be begun
+NOT_BEGUN = "the handler could not be begun"
+
+
 @dataclass(frozen=True, slots=True)
 class Succeeded:
     """Acknowledge."""
@@ -64,6 +68,8 @@ class Park:
     at: datetime
     reason: str
     duration_ms: float
+    #: attempts that failures of its class have, where those are fewer than the ladder's
+    max_attempts: int | None = None
     name = "parked"
 
 
@@ -113,12 +119,15 @@ def decide(topology: Topology, message: Message, result: Result) -> Outcome:
 
 def _failed(topology: Topology, message: Message, failed: Failed) -> Outcome:
     failure, rule, at, duration_ms = failed.failure, failed.rule, failed.at, failed.duration_ms
+    if not failed.begun:
+        return Postponed(NOT_BEGUN, duration_ms, failure)
     if rule.kind is Drop:
         return Dropped(failure, duration_ms)
     if rule.kind is Permanent:
         return Park(failure, at, names.PERMANENT, duration_ms)
-    if message.attempt >= min(topology.max_attempts, rule.max_attempts or topology.max_attempts):
-        return Park(failure, at, failed.reason or names.EXHAUSTED, duration_ms)
+    fewer = None if (rule.max_attempts or topology.max_attempts) >= topology.max_attempts else rule.max_attempts
+    if message.attempt >= (fewer or topology.max_attempts):
+        return Park(failure, at, failed.reason or names.EXHAUSTED, duration_ms, fewer)
     if failed.retry_after is None:
         return Retry(failure, at, topology.rungs[message.attempt - 1], duration_ms)
     rung = _slow_enough(topology.rungs[message.attempt - 1 :], failed.retry_after)

@@ -81,9 +81,9 @@ class Pausing:
         return outcome
 
     def _counts(self, failed: Failed) -> bool:
-        if failed.reason == names.TIMEOUT:
-            return True
-        return failed.rule.kind in (Transient, External) and (self._unknown or failed.rule.known)
+        if failed.rule.kind not in (Transient, External):
+            return False  # also one that raised while it cleaned up after its timeout
+        return failed.reason == names.TIMEOUT or self._unknown or failed.rule.known
 
     def _pause(self, result: Result) -> None:
         self._kept = True

@@ -31,9 +31,9 @@ from pebble import ProcessExpired, ProcessPool
 from rabbitdlq import names
 from rabbitdlq.consumer import child
 from rabbitdlq.consumer.attempt import CLEANUP_SECONDS, Attempt, Failed, Handler, Interrupted, Result
-from rabbitdlq.consumer.classify import UNKNOWN, Classes, Classifier
+from rabbitdlq.consumer.classify import UNKNOWN, Classes, Classifier, Rule
 from rabbitdlq.consumer.deadlines import Running, Timeouts
-from rabbitdlq.errors import ConfigurationError
+from rabbitdlq.errors import ConfigurationError, External
 from rabbitdlq.failure import Failure, fingerprint
 from rabbitdlq.message import Message
 
@@ -263,7 +263,9 @@ class ChildAttempt(Attempt):
                     work.add_done_callback(_heard)
                 return Interrupted((time.perf_counter() - began) * 1000)
         except ChildNotStarted as error:
-            return self._died(f"no process for the handler: {error}", None, began)
+            # how it is with processes here says nothing of the message
+            died = self._died(f"no process for the handler: {error}", None, began)
+            return replace(died, rule=Rule(External), begun=False)
         if worker is None or work is None:
             return self._died("no process for the handler: each ended before it began", None, began)
         return await self._result(worker, work, began)

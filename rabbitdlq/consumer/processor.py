@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from time import perf_counter
 from typing import Any
@@ -19,17 +19,14 @@ from rabbitdlq.consumer.once import Once
 from rabbitdlq.consumer.outcome import (
     Dropped,
     Outcome,
-    Park,
     Postponed,
     Released,
-    Retry,
-    Skipped,
-    Succeeded,
     decide,
     unreadable,
 )
 from rabbitdlq.consumer.payload import InvalidPayload, PayloadReader
 from rabbitdlq.consumer.settle import Settlement, Settler
+from rabbitdlq.consumer.summary import ConsumerSummary
 from rabbitdlq.consumer.suspects import Suspects
 from rabbitdlq.deaths import Arrival, Death, arrival, deaths_of
 from rabbitdlq.errors import Transient
@@ -38,33 +35,15 @@ from rabbitdlq.message import Message, Undecodable, message_of
 from rabbitdlq.topology import Topology
 from rabbitdlq.wire import Properties, WireError
 
-__all__ = ["ConsumerSummary", "Processor"]
+__all__ = ["Processor"]
 
 log = structlog.stdlib.get_logger(__name__)
 
 #: what counts say when the journal does not know: far above any honest ladder
 COUNTED_LAPS_LIMIT = 10
 KEPT_WAYS = 1_000
-
-
-@dataclass(slots=True)
-class ConsumerSummary:
-    """How many deliveries ended how."""
-
-    succeeded: int = 0
-    retried: int = 0
-    parked: int = 0
-    released: int = 0
-    #: the handler said that nobody needs them
-    dropped: int = 0
-    #: their work was done before: acknowledged, without a run of the handler
-    skipped: int = 0
-    #: could not be done then, with no attempt spent
-    postponed: int = 0
-    #: could not be parked: the broker retries them, or parks them bare
-    left_to_broker: int = 0
-    #: settled after the line was lost: the broker delivers them again
-    too_late: int = 0
+#: why one is postponed that a crash may have brought back
+OVERDUE = "waited too long for its turn among those that a crash brought back"
 
 
 class Processor:
@@ -122,7 +101,7 @@ class Processor:
         message: Message | None = None
         try:
             if self._stopping():
-                self.release(delivery)
+                self.summary.released += await self._settler.give_back(delivery)
                 return
             message, problem = self._open(delivery)
             # in the worker's own context, where the next message takes their place
@@ -130,9 +109,9 @@ class Processor:
             outcome: Outcome | None
             if problem is not None:
                 outcome = unreadable(problem)
-            elif suspect:
-                outcome = await self._run_suspect(message, delivery)
-            else:
+            elif delivery in self._suspects.overdue:
+                outcome = Postponed(OVERDUE, 0.0)
+            elif not suspect or (outcome := await self._suspects.convicted(message)) is None:
                 outcome = await self._once_or_always(message, delivery)
             if outcome is not None:  # else its message was settled without it
                 await self._settle(delivery, message, outcome)
@@ -146,10 +125,11 @@ class Processor:
                 structlog.contextvars.unbind_contextvars("message_id", "queue", "attempt")
             log.exception("delivery_unsettled", queue=self._topology.name, delivery_tag=delivery.tag)
 
-    async def _settle(self, delivery: Delivery, message: Message, outcome: Outcome) -> None:
+    async def _settle(self, delivery: Delivery, message: Message, outcome: Outcome) -> Settlement:
         settlement = await self._settler.settle(delivery, message, outcome)
-        self._count(outcome, settlement)
+        self.summary.count(outcome, settlement)
         self._tell(message, outcome, settlement)
+        return settlement
 
     def release(self, delivery: Delivery) -> None:
         """Give back a delivery that nobody has begun."""
@@ -162,19 +142,10 @@ class Processor:
             task.cancel()
         return len(self._running)
 
-    async def _run_suspect(self, message: Message, delivery: Delivery) -> Outcome | None:
-        crashed = await self._suspects.begin(delivery, message)
-        if crashed is not None:
-            return crashed
-        try:
-            return await self._once_or_always(message, delivery)
-        finally:
-            await self._suspects.end(delivery)
-
     def _once_or_always(self, message: Message, delivery: Delivery) -> Coroutine[Any, Any, Outcome | None]:
         # no coroutine of its own: most consumers have no store, and every message comes by here
         if self._once is None:
-            return self._run(message, delivery)
+            return self._begin(message, delivery)
         return self._run_once(self._once, message, delivery)
 
     async def _run_once(self, once: Once, message: Message, delivery: Delivery) -> Outcome | None:
@@ -184,14 +155,34 @@ class Processor:
         if not isinstance(begun, tuple):
             return begun
         message, claim = begun
-        outcome = await self._run(message, delivery)
+        outcome = await self._begin(message, delivery)
+        ended = outcome
+        if isinstance(outcome, Dropped):
+            # once the store says that it is done nobody asks the handler again: the journal has to know why before
+            if await self._settle(delivery, message, outcome) == "too_late":
+                ended = Released(0.0)
+            outcome = None
         if claim is not None and delivery not in self._runs_on:
-            await once.end(message, claim, outcome)
+            await once.end(message, claim, ended)
         self._runs_on.discard(delivery)
         return outcome
 
+    def _begin(self, message: Message, delivery: Delivery) -> Coroutine[Any, Any, Outcome | None]:
+        if delivery is not self._suspects.current:
+            return self._run(message, delivery)
+        return self._run_suspect(message, delivery)
+
+    async def _run_suspect(self, message: Message, delivery: Delivery) -> Outcome | None:
+        await self._suspects.begin(delivery, message)
+        try:
+            return await self._run(message, delivery)
+        finally:
+            await self._suspects.end(delivery)
+
     async def _run(self, message: Message, delivery: Delivery) -> Outcome | None:
         """The outcome; None where the handler ended after it had been given up."""
+        if self._stopping():  # store and journal may have taken their time
+            return Released(0.0)
         task = asyncio.current_task()
         assert task is not None
         running = self._running[task] = Running(task, delivery, message, perf_counter())
@@ -224,6 +215,7 @@ class Processor:
     def look_at_the_clock(self) -> None:
         """Cancel handlers that have run into the soft timeout, give up those that have run into the hard one."""
         now = perf_counter()
+        self._suspects.look_at_the_clock(asyncio.get_running_loop().time())
         soft, hard = self._timeouts.soft.total_seconds(), self._timeouts.hard.total_seconds()
         for running in list(self._running.values()):
             took = now - running.began
@@ -341,29 +333,6 @@ class Processor:
             by_journal=told,
         )
         return known
-
-    def _count(self, outcome: Outcome, settlement: Settlement) -> None:
-        if settlement == "too_late":
-            self.summary.too_late += 1
-            return
-        if settlement == "left_to_broker":
-            self.summary.left_to_broker += 1
-            return
-        match outcome:
-            case Succeeded():
-                self.summary.succeeded += 1
-            case Skipped():
-                self.summary.skipped += 1
-            case Retry():
-                self.summary.retried += 1
-            case Park():
-                self.summary.parked += 1
-            case Dropped():
-                self.summary.dropped += 1
-            case Postponed():
-                self.summary.postponed += 1
-            case Released():
-                self.summary.released += 1
 
     def _tell(self, message: Message, outcome: Outcome, settlement: Settlement) -> None:
         """The one line of a delivery that ended; failures have said so already, with their error.

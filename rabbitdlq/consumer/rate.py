@@ -17,6 +17,8 @@ log = structlog.stdlib.get_logger(__name__)
 BURST_SECONDS = 1.0
 #: nothing that was prefetched waits longer for its turn: far below the broker's 30 minutes for an acknowledgement
 LONGEST_WAIT = timedelta(minutes=5)
+#: sixteen bits on the wire
+MAX_PREFETCH = 65_535
 
 
 def checked_rate(rate: Rate | str | None) -> Rate | None:
@@ -37,15 +39,21 @@ def checked_rate(rate: Rate | str | None) -> Rate | None:
     return rate
 
 
-def prefetch_for(rate: Rate | None, concurrency: int) -> int:
-    """Twice the concurrency, but no more than the rate gets through before the broker grows impatient.
+def prefetch_for(rate: Rate | None, concurrency: int, given: int | None = None) -> int:
+    """The one that was given, or else twice the concurrency, but no more than the rate gets through before the broker
+    grows impatient. Raises :class:`ConfigurationError` for what is no prefetch, or no concurrency.
 
     >>> prefetch_for(None, 10), prefetch_for(Rate.parse("100/s"), 10), prefetch_for(Rate.parse("60/h"), 10)
     (20, 20, 5)
     """
-    if rate is None:
-        return 2 * concurrency
-    return max(1, min(2 * concurrency, int(rate.per_second * LONGEST_WAIT.total_seconds())))
+    if not 1 <= concurrency <= MAX_PREFETCH:
+        raise ConfigurationError(f"concurrency: {concurrency} is not between 1 and {MAX_PREFETCH:,}")
+    if given is not None:
+        if not concurrency <= given <= MAX_PREFETCH:
+            raise ConfigurationError(f"prefetch: {given} is not between concurrency and {MAX_PREFETCH:,}")
+        return given
+    most = min(2 * concurrency, MAX_PREFETCH)
+    return most if rate is None else max(1, min(most, int(rate.per_second * LONGEST_WAIT.total_seconds())))
 
 
 def warn_of_waits(queue: str, rate: Rate | None, prefetch: int) -> None:

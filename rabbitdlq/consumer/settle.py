@@ -1,6 +1,8 @@
 """Settling: what has to be safe elsewhere is confirmed first, then the delivery is acked or nacked."""
 
 import asyncio
+import contextlib
+import logging
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Literal, assert_never
@@ -18,6 +20,7 @@ from rabbitdlq.message import Message
 from rabbitdlq.parking import Parking, ladder_properties, new_park_id, park_properties
 from rabbitdlq.texts import shorten
 from rabbitdlq.topology import Rung, Topology
+from rabbitdlq.wire import Properties
 
 __all__ = ["Settlement", "Settler"]
 
@@ -30,6 +33,9 @@ HISTORY_TIMEOUT = timedelta(seconds=5)
 READ_BACK_TIMEOUT = timedelta(seconds=30)
 #: an attempt is journaled at most this long before the death that ``x-death`` dates, to the second
 WRITTEN_BEFORE_DEATH = timedelta(seconds=30)
+#: between two tries to postpone a message: the first rung's delay, within these bounds
+_SHORTEST_PAUSE, _LONGEST_PAUSE = timedelta(seconds=1), timedelta(seconds=30)
+_SUSPECT = names.SUSPECT.encode()
 
 
 class Settler:
@@ -43,14 +49,21 @@ class Settler:
         index: HistoryIndex,
         *,
         worker: str,
+        stopping: asyncio.Event,
+        over: asyncio.Event,
         park_timeout: timedelta = PARK_TIMEOUT,
     ) -> None:
+        """``stopping``: set when the consumer is to end; ``over``: set when the broker sends no more."""
         self._topology = topology
         self._link = link
         self._writer = writer
         self._index = index
         self._worker = worker
+        self._stopping = stopping
+        self._over = over
         self._park_timeout = park_timeout
+        #: when the last message that was put into a rung by a publish is to be back, as far as that was this process
+        self.put_until = datetime.min.replace(tzinfo=UTC)
         #: the journal's reader of the session at hand
         self.reader: JournalReader | None = None
         #: 4.0 to 4.2 carry the delivery count through the ladder, and call every returned message redelivered
@@ -75,7 +88,7 @@ class Settler:
             case Postponed():
                 return await self._postpone(delivery, message, outcome)
             case Released():
-                return _done(delivery.nack(requeue=True))
+                return _done(await self.give_back(delivery))
             case _:
                 assert_never(outcome)
 
@@ -97,7 +110,10 @@ class Settler:
         if self._nack_leads_to(delivery, message, outcome):
             settled = delivery.nack(requeue=False)
         else:
-            settled = await self._put(delivery, message, outcome.rung, message.attempt, requeue=False)
+            error = await self._put(message, outcome.rung, ladder_properties(message, message.attempt))
+            if error is not None:
+                _tell_unreachable(message, outcome.rung, error, "nacked: it waits in the rung that comes next")
+            settled = delivery.ack() if error is None else delivery.nack(requeue=False)
         if settled:
             log.warning(
                 "retry_scheduled",
@@ -123,25 +139,20 @@ class Settler:
             return outcome.rung.number == 1
         return outcome.rung.number > 1 and delivery.routing_key == self._topology.rungs[outcome.rung.number - 2].key
 
-    async def _put(self, delivery: Delivery, message: Message, rung: Rung, failures: int, *, requeue: bool) -> bool:
-        """Publish it into a rung and ack it when that is confirmed; else leave it to the ladder, or to its queue.
+    async def _put(self, message: Message, rung: Rung, properties: Properties) -> BrokerError | None:
+        """Publish it into a rung; None when that is confirmed, and its delivery is to be acked.
 
         A crash between the two runs it twice: once from the rung, and once because the broker delivers it again.
         """
-        outgoing = Outgoing("", rung.queue, message.body, ladder_properties(message, failures))
+        # the way a nack takes: who consumes need not have the right to write into any queue there is
+        key = message.queue if rung.number == 1 else self._topology.rungs[rung.number - 2].key
+        outgoing = Outgoing(self._topology.retry_exchange, key, message.body, properties)
         try:
             await self._link.publish(outgoing, timeout=self._park_timeout)
         except BrokerError as error:
-            log.warning(
-                "rung_unreachable",
-                message_id=message.id,
-                queue=message.queue,
-                rung=rung.queue,
-                error=str(error),
-                consequence="back into the work queue" if requeue else "nacked: it waits in the rung that comes next",
-            )
-            return delivery.nack(requeue=requeue)
-        return delivery.ack()
+            return error
+        self.put_until = max(self.put_until, datetime.now(UTC) + rung.delay)
+        return None
 
     async def _postpone(self, delivery: Delivery, message: Message, outcome: Postponed) -> Settlement:
         if delivery.gone:
@@ -149,17 +160,46 @@ class Settler:
         if outcome.failure is not None:
             await self._writer.append(journal.postponed(message, outcome.failure, outcome.why, self._worker))
         rung = self._topology.rungs[0]
-        settled = await self._put(delivery, message, rung, message.attempt - 1, requeue=True)
+        properties = ladder_properties(message, message.attempt - 1, suspect=self.is_suspect(delivery))
+        told = False
+        while (error := await self._put(message, rung, properties)) is not None:
+            if not told:
+                told = True
+                _tell_unreachable(message, rung, error, "kept until it can be put there, or the consumer ends")
+            # given back it would be here again at once, and each time one delivery nearer to the limit of its queue
+            await self._pause(min(max(rung.delay, _SHORTEST_PAUSE), _LONGEST_PAUSE))
+            if delivery.gone:
+                return _too_late(message)
+            if self._stopping.is_set():
+                return _done(await self.give_back(delivery))
+        settled = delivery.ack()
         if settled:
-            log.info(
+            failure = outcome.failure
+            log.log(
+                logging.INFO if failure is None else logging.WARNING,
                 "message_postponed",
                 message_id=message.id,
                 queue=message.queue,
                 attempt=message.attempt,
                 reason=outcome.why,
                 retry_in_s=rung.delay.total_seconds(),
+                **({} if failure is None else {"error_type": failure.type, "error": shorten(failure.message, 300)}),
             )
         return _done(settled)
+
+    async def give_back(self, delivery: Delivery) -> bool:
+        """Put it back into the work queue at the consumer's end; False where that comes too late.
+
+        Not before the broker sends no more: it would be here again at once, a delivery nearer to the queue's limit.
+        """
+        if not delivery.gone:
+            await self._over.wait()
+        return delivery.nack(requeue=True)
+
+    async def _pause(self, time: timedelta) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(time.total_seconds()):
+                await self._stopping.wait()
 
     async def _park(self, delivery: Delivery, message: Message, outcome: Park) -> Settlement:
         if delivery.gone:
@@ -176,6 +216,7 @@ class Settler:
             park_id=new_park_id(message),
             history_partial=partial,
             repeated=self.delivered_before(delivery),
+            max_attempts=outcome.max_attempts,
         )
         # told to the journal at the same time: it has the story too if the dead letter does not get there
         told = self._writer.begin(event)
@@ -191,7 +232,7 @@ class Settler:
             message_id=message.id,
             queue=message.queue,
             attempt=message.attempt,
-            max_attempts=message.max_attempts,
+            max_attempts=outcome.max_attempts or message.max_attempts,
             reason=outcome.reason,
             dead_letter_queue=self._topology.dlq,
             park_id=parking.park_id,
@@ -265,6 +306,22 @@ class Settler:
         self._index.add_record(message.id, message.lap, record)
         return journal.failed(message, record, failure), record
 
+    def may_be_suspect(self, delivery: Delivery) -> bool:
+        """Whether it is worth asking :meth:`is_suspect`; of most deliveries it is not."""
+        return delivery.redelivered or (
+            delivery.exchange == self._topology.return_exchange and delivery.mentions(_SUSPECT)
+        )
+
+    def is_suspect(self, delivery: Delivery) -> bool:
+        """Whether a crash may have brought it back, now or before it was postponed.
+
+        Raises :class:`WireError` for broken properties.
+        """
+        return self.delivered_before(delivery) or (
+            delivery.exchange == self._topology.return_exchange
+            and delivery.properties().table.raw(names.SUSPECT) is not None
+        )
+
     def delivered_before(self, delivery: Delivery) -> bool:
         """Whether an earlier delivery of this very attempt may have ended in a crash, maybe with its park confirmed.
 
@@ -297,6 +354,17 @@ class Settler:
                 log.warning("journal_behind", queue=message.queue, message_id=message.id, error=str(error))
         history = self._index.history(message.id, message.lap, failures)
         return history, len(history) < failures or self._index.mixed(message.id, message.lap, failures)
+
+
+def _tell_unreachable(message: Message, rung: Rung, error: BrokerError, consequence: str) -> None:
+    log.warning(
+        "rung_unreachable",
+        message_id=message.id,
+        queue=message.queue,
+        rung=rung.queue,
+        error=str(error),
+        consequence=consequence,
+    )
 
 
 def _done(settled: bool) -> Settlement:

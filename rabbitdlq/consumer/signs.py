@@ -10,6 +10,7 @@ from rabbitdlq.consumer.deadlines import Timeouts
 from rabbitdlq.consumer.health import Phase, Vitals
 from rabbitdlq.consumer.processor import Processor
 from rabbitdlq.consumer.pulse import BLOCKED_SECONDS
+from rabbitdlq.consumer.suspects import Suspects
 from rabbitdlq.consumer.workers import Workers
 from rabbitdlq.journal import JournalWriter
 
@@ -23,6 +24,7 @@ class Signs:
         self,
         processor: Processor,
         workers: Workers,
+        suspects: Suspects,
         writer: JournalWriter,
         parking: PublishLink,
         journaling: PublishLink,
@@ -34,6 +36,7 @@ class Signs:
         self.reconnects = 0
         self._processor = processor
         self._workers = workers
+        self._suspects = suspects
         self._parking = parking
         self._journaling = journaling
         self._timeouts = timeouts
@@ -55,6 +58,11 @@ class Signs:
         if phase != self._phase:
             self._phase, self._since = phase, datetime.now(UTC)
         self._reason = reason
+
+    def stop(self) -> None:
+        """The consumer is to end, if it has not done so."""
+        if self._phase != "ended":
+            self.enter("stopping")
 
     def beat(self, breaker: BreakerState | None) -> None:
         """The event loop is alive, and so stands the breaker; called from it, again and again."""
@@ -90,7 +98,7 @@ class Signs:
             overdue=self._processor.running_for(soft),
             abandoned=self._workers.abandoned,
             in_flight=self._workers.busy,
-            waiting=self._workers.waiting,
+            waiting=self._workers.waiting + self._suspects.held,
             last_settled_at=self._last_settled_at,
             reconnects=self.reconnects,
         )

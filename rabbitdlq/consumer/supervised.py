@@ -26,7 +26,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from rabbitdlq.consumer.processor import ConsumerSummary
+from rabbitdlq.consumer.summary import ConsumerSummary
 from rabbitdlq.errors import ConfigurationError, RabbitDLQError
 
 __all__ = ["LINE_VARIABLE", "NUMBER_VARIABLE", "Supervisable", "SupervisorLink"]

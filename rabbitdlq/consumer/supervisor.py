@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import structlog
 
-from rabbitdlq.consumer.consumer import ConsumerSummary
+from rabbitdlq.consumer.summary import ConsumerSummary
 from rabbitdlq.consumer.supervised import LINE_VARIABLE, NUMBER_VARIABLE
 from rabbitdlq.errors import BrokerError, ConfigurationError, RabbitDLQError
 

@@ -5,6 +5,8 @@ and the journal has the beginning and the end of each of their handlers: what be
 ending is parked, and what only lay beside it is never blamed.
 """
 
+import asyncio
+import hashlib
 from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -17,7 +19,7 @@ from rabbitdlq.consumer.outcome import Park
 from rabbitdlq.consumer.settle import Settler
 from rabbitdlq.errors import BrokerError
 from rabbitdlq.failure import Failure, fingerprint
-from rabbitdlq.journal import HistoryIndex, JournalReader, JournalWriter
+from rabbitdlq.journal import HistoryIndex, JournalReader, JournalWriter, StartKey
 from rabbitdlq.message import Message
 from rabbitdlq.wire import WireError
 
@@ -30,100 +32,141 @@ MAX_STARTS = 3
 #: beginnings are looked for in that much of the journal: service managers restart what keeps dying minutes apart
 READ_BACK = timedelta(hours=2)
 READ_BACK_TIMEOUT = timedelta(seconds=30)
+#: seconds that one waits for its turn: the broker closes the channel over what is not settled in 30 minutes
+HELD_FOR = 600.0
+#: ends that the journal does not have yet
+MOST_UNTOLD = 1_000
 ERROR_TYPE = "HandlerCrashed"
 
 
 class Suspects:
     """Lets suspects through one after the other, and everything else at once."""
 
-    def __init__(self, settler: Settler, writer: JournalWriter, index: HistoryIndex, worker: str) -> None:
+    def __init__(
+        self,
+        settler: Settler,
+        writer: JournalWriter,
+        index: HistoryIndex,
+        worker: str,
+        *,
+        hard_timeout: timedelta,
+        lease: timedelta | None,
+    ) -> None:
+        """``hard_timeout``: no handler that is alive began longer ago. ``lease``: the work of a process that died is
+        held up for so long."""
         self._settler = settler
         self._writer = writer
         self._index = index
         self._worker = worker
+        self._hard_timeout = hard_timeout
+        self._look_back_for = max(READ_BACK, (MAX_STARTS + 1) * (lease or timedelta()))
         #: is given what may be worked on
         self.let_through: Callable[[Delivery], None] = lambda _: None
         #: the one that was let through and has not come to its end
         self.current: Delivery | None = None
-        self._held: deque[Delivery] = deque()
-        self._begun: tuple[Delivery, Message] | None = None
-        self._untold: list[journal.Entry] = []
+        #: with the time since when, by the event loop's clock
+        self._held: deque[tuple[Delivery, float]] = deque()
+        #: let through to be postponed, since their turn did not come in time
+        self.overdue: set[Delivery] = set()
+        self._begun: tuple[Delivery, Message, StartKey, datetime] | None = None
+        self._untold: deque[journal.Entry] = deque(maxlen=MOST_UNTOLD)
         #: whose journal has been read far enough
         self._read_back: JournalReader | None = None
 
+    @property
+    def held(self) -> int:
+        """How many wait for their turn."""
+        return len(self._held)
+
     def put(self, delivery: Delivery) -> None:
         """Let it through, now or when it is its turn."""
-        if not delivery.redelivered or not self._is_suspect(delivery):
+        if not self._settler.may_be_suspect(delivery) or not self._is_suspect(delivery):
             self.let_through(delivery)
         elif self.current is None:
             self.current = delivery
             self.let_through(delivery)
         else:
-            self._held.append(delivery)
+            self._held.append((delivery, asyncio.get_running_loop().time()))
 
     def _is_suspect(self, delivery: Delivery) -> bool:
         try:
-            return self._settler.delivered_before(delivery)
+            return self._settler.is_suspect(delivery)
         except WireError:
             return False  # its opening tells what is wrong with it
 
     def done(self, delivery: Delivery) -> None:
         """It has come to its end: the next one, please."""
+        self.overdue.discard(delivery)
         if delivery is not self.current:
             return
         self.current = None
         while self._held:
-            held = self._held.popleft()
+            held, _ = self._held.popleft()
             if not held.gone:
                 self.current = held
                 self.let_through(held)
                 return
 
+    def look_at_the_clock(self, now: float) -> None:
+        """Let those through whose turn did not come in time, to be postponed."""
+        while self._held and now - self._held[0][1] >= HELD_FOR:
+            delivery, _ = self._held.popleft()
+            if not delivery.gone:
+                self.overdue.add(delivery)
+                self.let_through(delivery)
+
     def take_back(self) -> list[Delivery]:
         """Those that were not let through yet."""
-        held = list(self._held)
+        held = [delivery for delivery, _ in self._held]
         self._held.clear()
         return held
 
-    async def begin(self, delivery: Delivery, message: Message) -> Park | None:
-        """Tell the journal that its handler begins; what has begun too often is to be parked instead.
+    async def convicted(self, message: Message) -> Park | None:
+        """What has begun too often without an end is to be parked.
 
         A journal that cannot be written or read counts nothing: then the broker's delivery limit is the net.
         """
         await self._look_back()
-        starts = self._index.starts(message.id, message.lap, message.attempt)
-        if len(starts) >= MAX_STARTS:
-            return _crashed(message, starts)
-        at = datetime.now(UTC)
-        self._begun = (delivery, message)
-        self._index.add_start(message.id, message.lap, message.attempt, self._worker, at)
+        starts = self._index.starts(_key(message))
+        if message.id_derived:
+            # equal messages are not one: the others' handlers may be at work elsewhere, and have crashed nothing
+            starts = [start for start in starts if start < datetime.now(UTC) - self._hard_timeout]
+        return _crashed(message, starts) if len(starts) >= MAX_STARTS else None
+
+    async def begin(self, delivery: Delivery, message: Message) -> None:
+        """Tell the journal that its handler begins."""
+        key, at = _key(message), datetime.now(UTC)
+        begun_before = len(self._index.starts(key))
+        self._begun = (delivery, message, key, at)
+        self._index.add_start(key, self._worker, at)
         log.warning(
             "message_suspected",
             message_id=message.id,
             queue=message.queue,
             attempt=message.attempt,
-            begun_before=len(starts),
+            begun_before=begun_before,
             parked_after=MAX_STARTS,
         )
-        await self._writer.append(journal.started(message, self._worker, at))
-        return None
+        await self._writer.append(journal.started(message, key[-1], self._worker, at))
 
     async def end(self, delivery: Delivery) -> None:
         """Tell the journal that its handler has ended, if that had begun."""
         if self._begun is None or self._begun[0] is not delivery:
             return
-        message, at = self._begun[1], datetime.now(UTC)
+        _, message, key, at = self._begun
         self._begun = None
-        self._index.add_end(message.id, message.lap, message.attempt, self._worker, at)
-        self._untold.append(journal.ended(message, self._worker, at))
+        self._index.add_end(key, self._worker, at)
+        self._untold.append(journal.ended(message, key[-1], self._worker, at))
         await self._tell()
 
     async def _tell(self) -> None:
         """Ends that could not be written are written later: without them the message would be blamed."""
         while self._untold:
-            if not await self._writer.append(self._untold[0]):
+            entry = self._untold[0]
+            if not await self._writer.append(entry):
                 return
-            del self._untold[0]
+            if self._untold and self._untold[0] is entry:
+                self._untold.popleft()
 
     async def _look_back(self) -> None:
         await self._tell()
@@ -132,9 +175,14 @@ class Suspects:
             return
         self._read_back = reader
         try:
-            await reader.read_back(datetime.now(UTC) - READ_BACK, READ_BACK_TIMEOUT)
+            await reader.read_back(datetime.now(UTC) - self._look_back_for, READ_BACK_TIMEOUT)
         except BrokerError as error:
             log.warning("journal_unreadable", error=str(error), consequence="crashes before this are not counted")
+
+
+def _key(message: Message) -> StartKey:
+    """What tells it from others with its id; not its properties, which change when it is put into a rung."""
+    return message.id, message.lap, message.attempt, hashlib.sha256(message.body).hexdigest()[:16]
 
 
 def _crashed(message: Message, starts: list[datetime]) -> Park:

@@ -99,10 +99,10 @@ class Workers:
         settling.add_done_callback(lambda _: self._freed(task))
 
     def _freed(self, task: asyncio.Task[Any] | None) -> None:
+        self._busy -= 1  # first: whom the gate calls asks whether somebody is free
         if self._entered and (entered := self._entered.pop(task, None)) is not None:
             gate, delivery = entered
             gate.leave(delivery)
-        self._busy -= 1
         self._note_idle()
 
     async def end(self, within: float) -> int:

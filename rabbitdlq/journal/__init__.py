@@ -16,7 +16,7 @@ from rabbitdlq.journal.events import (
     started,
     succeeded,
 )
-from rabbitdlq.journal.index import HistoryIndex
+from rabbitdlq.journal.index import HistoryIndex, StartKey
 from rabbitdlq.journal.tail import JournalReader, read_journal
 from rabbitdlq.journal.writer import JournalWriter
 
@@ -26,6 +26,7 @@ __all__ = [
     "JournalEvent",
     "JournalReader",
     "JournalWriter",
+    "StartKey",
     "attempt_record",
     "dropped",
     "ended",

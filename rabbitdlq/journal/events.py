@@ -79,6 +79,10 @@ class JournalEvent(BaseModel):
     #: letters of the operation by the fingerprint of their error
     fingerprints: dict[str, int] | None = None
     marker: str | None = None
+    #: of a handler's start and end: what the message is, since others may have its id
+    digest: str | None = None
+    #: of a handler's end: when it had begun
+    started_at: AwareDatetime | None = None
 
     def as_json(self) -> dict[str, Any]:
         """As ``rabbitdlq journal --json`` shows it."""
@@ -202,14 +206,15 @@ def postponed(message: Message, failure: Failure, reason: str, worker: str) -> E
     )
 
 
-def started(message: Message, worker: str, at: datetime) -> Entry:
+def started(message: Message, digest: str, worker: str, at: datetime) -> Entry:
     """The handler of a message that a crash had brought back is about to begin."""
-    return _of_attempt(names.STARTED, message, worker, at, {})
+    return _of_attempt(names.STARTED, message, worker, at, {"digest": digest})
 
 
-def ended(message: Message, worker: str, at: datetime) -> Entry:
+def ended(message: Message, digest: str, worker: str, started_at: datetime) -> Entry:
     """That handler has ended, however it did: it took no process with it."""
-    return _of_attempt(names.ENDED, message, worker, at, {})
+    told = {"digest": digest, "started_at": started_at}
+    return _of_attempt(names.ENDED, message, worker, datetime.now(UTC), told)
 
 
 def recovered(message: Message, worker: str, duration_ms: float) -> Entry:

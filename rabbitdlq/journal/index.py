@@ -8,7 +8,7 @@ from rabbitdlq import names
 from rabbitdlq.dead_letter import AttemptRecord
 from rabbitdlq.journal.events import JournalEvent
 
-__all__ = ["HistoryIndex"]
+__all__ = ["HistoryIndex", "StartKey"]
 
 #: workers' clocks may differ by this much before an attempt seems to be older than the one before it
 CLOCK_SKEW = timedelta(seconds=5)
@@ -16,6 +16,8 @@ CLOCK_SKEW = timedelta(seconds=5)
 RECORDS_PER_MESSAGE = 100
 #: messages that crashes brought back and whose handlers run: one a process
 MOST_STARTS = 10_000
+#: message id, lap, attempt, and a digest of what the message is: others may have the same id
+StartKey = tuple[str, int, int, str]
 #: what one record costs beside its texts, roughly
 _RECORD_BYTES = 400
 
@@ -30,8 +32,8 @@ class HistoryIndex:
         self._max_bytes = max_bytes
         self._bytes = 0
         self._records: OrderedDict[str, list[tuple[int, AttemptRecord]]] = OrderedDict()
-        #: by message, lap and attempt: who began its handler and when, and has not told of its end
-        self._starts: OrderedDict[tuple[str, int, int], set[tuple[str, datetime]]] = OrderedDict()
+        #: who began the handler and when, and has not told of its end
+        self._starts: OrderedDict[StartKey, set[tuple[str, datetime]]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._records)
@@ -50,10 +52,12 @@ class HistoryIndex:
         """Take in one event; one that is known already, or says nothing of an attempt, changes nothing."""
         if event.message_id is None:
             return
-        if event.event == names.STARTED:
-            self.add_start(event.message_id, event.lap or 1, event.attempt or 1, event.worker or "", event.at)
-        if event.event == names.ENDED:
-            self.add_end(event.message_id, event.lap or 1, event.attempt or 1, event.worker or "", event.at)
+        if event.event in {names.STARTED, names.ENDED}:
+            key = (event.message_id, event.lap or 1, event.attempt or 1, event.digest or "")
+            if event.event == names.STARTED:
+                self.add_start(key, event.worker or "", event.at)
+            elif event.started_at is not None:
+                self.add_end(key, event.worker or "", event.started_at)
         if event.event in {names.PARKED, names.RECOVERED, names.DROPPED}:
             self.forget(event.message_id, event.lap or 1, event.at)
             return
@@ -87,27 +91,25 @@ class HistoryIndex:
         if kept:
             self._records[message_id] = kept
 
-    def add_start(self, message_id: str, lap: int, attempt: int, worker: str, at: datetime) -> None:
+    def add_start(self, key: StartKey, worker: str, at: datetime) -> None:
         """Take in that a handler began; one that is known already changes nothing."""
-        key = (message_id, lap, attempt)
         self._starts.setdefault(key, set()).add((worker, at))
         self._starts.move_to_end(key)
         if len(self._starts) > MOST_STARTS:
             self._starts.popitem(last=False)
 
-    def add_end(self, message_id: str, lap: int, attempt: int, worker: str, at: datetime) -> None:
-        """Take in that what this worker began has ended."""
-        key = (message_id, lap, attempt)
+    def add_end(self, key: StartKey, worker: str, started_at: datetime) -> None:
+        """Take in that what this worker began then has ended."""
         starts = self._starts.get(key)
         if starts is None:
             return
-        starts -= {start for start in starts if start[0] == worker and start[1] <= at}
+        starts.discard((worker, started_at))
         if not starts:
             del self._starts[key]
 
-    def starts(self, message_id: str, lap: int, attempt: int) -> list[datetime]:
+    def starts(self, key: StartKey) -> list[datetime]:
         """When handlers of this attempt began of which nobody has told the end, the first one first."""
-        return sorted(at for _, at in self._starts.get((message_id, lap, attempt), ()))
+        return sorted(at for _, at in self._starts.get(key, ()))
 
     def history(self, message_id: str, lap: int, failures: int) -> list[AttemptRecord]:
         """The known attempts 1 to ``failures`` of this lap, in order.

@@ -1,17 +1,29 @@
 """Looks at a broker that several test files share."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import fields
 from typing import Any
 
 from aiormq.exceptions import ChannelNotFoundEntity
 
-from rabbitdlq import DeadLetter, Producer, Topology
-from rabbitdlq.broker import close_channel
+from rabbitdlq import Connection, DeadLetter, Producer, Topology
+from rabbitdlq.broker import PublishLink, close_channel
+from rabbitdlq.journal import JournalEvent, JournalWriter, read_journal
 from rabbitdlq.wire import Properties
 from tests.broker.kit import Bench, until
 
-__all__ = ["all_empty", "consumed", "exists", "is_told", "publish_many", "rests", "shovel"]
+__all__ = [
+    "all_empty",
+    "consumed",
+    "exists",
+    "give_back",
+    "is_told",
+    "journal_of",
+    "publish_many",
+    "rests",
+    "shovel",
+]
 
 
 async def publish_many(bench: Bench, topology: Topology, payloads: Iterable[Any]) -> None:
@@ -24,6 +36,31 @@ async def publish_many(bench: Bench, topology: Topology, payloads: Iterable[Any]
     async with Producer(bench.url) as producer:
         async for report in producer.send_all(topology.name, stream()):
             assert report.error is None
+
+
+async def journal_of(bench: Bench, topology: Topology) -> list[JournalEvent]:
+    """Every event that its journal has by now."""
+    link = PublishLink(bench.url, "tests")
+    try:
+        async with await Connection.open(bench.url) as connection:
+            return [event async for event in read_journal(connection, topology, JournalWriter(topology, link))]
+    finally:
+        await link.close()
+
+
+async def give_back(bench: Bench, topology: Topology, count: int) -> None:
+    """What a process that dies does with what it had: the broker delivers it again, and calls it redelivered."""
+    channel = await bench.raw.channel()
+    got: asyncio.Queue[object] = asyncio.Queue()
+
+    async def take(message: object) -> None:
+        got.put_nowait(message)
+
+    await channel.basic_qos(prefetch_count=count)
+    await channel.basic_consume(topology.name, take)
+    for _ in range(count):
+        await asyncio.wait_for(got.get(), 10)
+    await channel.close()
 
 
 async def rests(bench: Bench, queue: str, count: int) -> None:

@@ -6,12 +6,14 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
-from rabbitdlq import ConfigurationError, Drop, Message, Permanent, Topology
+from rabbitdlq import ConfigurationError, Drop, Message, Permanent, Topology, names
+from rabbitdlq.consumer import Breaker
 from rabbitdlq.errors import AlreadyDone, IdempotencyError
 from rabbitdlq.idempotency import Claim, MemoryStore
 from tests.broker.kit import Bench, until
-from tests.broker.looks import all_empty
+from tests.broker.looks import all_empty, journal_of, rests
 from tests.broker.once_worker import Job, done, prepare, run
 
 pytestmark = pytest.mark.parametrize("queue_type", ["quorum"])
@@ -141,21 +143,96 @@ async def test_the_key_can_be_a_function_of_the_message(bench: Bench) -> None:
     assert [message.id for message in handler.seen] == ["m0", "m2"]
 
 
-async def test_a_store_that_fails_is_a_failed_attempt_and_the_handler_does_not_run(bench: Bench) -> None:
+async def test_a_store_that_is_down_spends_no_attempts_and_the_handler_does_not_run(bench: Bench) -> None:
     topology = await bench.declared(["50ms", "60ms"])
     handler = Counting()
+
+    class Down(MemoryStore):
+        down = True
+
+        async def claim(self, key: str, lease: timedelta) -> Claim:
+            if self.down:
+                raise IdempotencyError("idempotency store x: connection refused")
+            return await super().claim(key, lease)
+
+    store = Down()
+    await bench.send(topology, 1, message_id="a")
+    with capture_logs() as logs:
+        async with bench.running(topology, handler, idempotency=store) as consumer:
+            await until(lambda: consumer.summary.postponed >= 5, "it goes round more often than there are attempts")
+            assert handler.seen == []
+            store.down = False
+            await until(lambda: consumer.summary.succeeded, "handled when the store is there again")
+    assert [message.attempt for message in handler.seen] == [1]
+    assert await all_empty(bench, topology)
+    told = next(line for line in logs if line["event"] == "message_postponed")
+    assert (told["log_level"], told["error"]) == ("warning", "idempotency store x: connection refused")
+
+
+async def test_an_outage_of_the_store_opens_the_breaker(bench: Bench) -> None:
+    topology = await bench.declared(["50ms", "60ms"])
 
     class Down(MemoryStore):
         async def claim(self, key: str, lease: timedelta) -> Claim:
             raise IdempotencyError("idempotency store x: connection refused")
 
-    await bench.send(topology, 1, message_id="a")
-    await bench.drain(topology, handler, idempotency=Down(), breaker=None)
+    await bench.send(topology, *range(30))
+    async with bench.running(topology, Counting(), idempotency=Down(), breaker=Breaker()) as consumer:
+        await until(lambda: consumer.breaker_state and consumer.breaker_state.position == "open", "it pauses")
+    assert (consumer.summary.retried, consumer.summary.parked) == (0, 0)
+
+
+async def test_a_key_function_that_fails_is_a_failed_attempt(bench: Bench) -> None:
+    topology = await bench.declared(["50ms", "60ms"])
+    handler = Counting()
+    await bench.send(topology, {"no": "order"}, message_id="a")
+    await bench.drain(
+        topology, handler, idempotency=MemoryStore(), idempotency_key=lambda message: message.payload["order"]
+    )
     assert handler.seen == []
     async with bench.dlq(topology) as dlq:
         (letter,) = await dlq.peek_all()
     assert letter.error is not None
-    assert (letter.reason, letter.error.type) == ("exhausted", "IdempotencyError")
+    assert (letter.reason, letter.error.type, letter.attempts) == ("exhausted", "KeyError", 3)
+
+
+async def test_no_handler_begins_after_the_stop(bench: Bench) -> None:
+    """The store may take its time; meanwhile the process was told to end."""
+    topology = await bench.declared(["50ms"])
+    handler = Counting()
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    class Slow(MemoryStore):
+        async def claim(self, key: str, lease: timedelta) -> Claim:
+            asked.set()
+            await answer.wait()
+            return await super().claim(key, lease)
+
+    store = Slow()
+    await bench.send(topology, 1, message_id="a")
+    async with bench.running(topology, handler, idempotency=store) as consumer:
+        await asyncio.wait_for(asked.wait(), 10)
+        consumer.stop()
+        answer.set()
+    assert (handler.seen, consumer.summary.released) == ([], 1)
+    await rests(bench, topology.name, 1)
+    assert (await store.claim(f"{topology.name}:a", MINUTE)).state == "new"
+
+
+async def test_the_journal_has_the_reason_of_a_drop_before_the_store_says_that_it_is_done(bench: Bench) -> None:
+    """A crash in between: the message comes again, and nobody asks the handler any more."""
+    topology = await bench.declared(["50ms"])
+    told: list[bool] = []
+
+    class Asking(MemoryStore):
+        async def complete(self, key: str, token: str) -> bool:
+            events = await journal_of(bench, topology)
+            told.append("no use" in [event.reason for event in events if event.event == names.DROPPED])
+            return await super().complete(key, token)
+
+    await bench.send(topology, 1, message_id="a")
+    await bench.drain(topology, Counting(Drop("no use")), idempotency=Asking())
+    assert told == [True]
 
 
 async def test_a_store_that_fails_after_the_work_does_not_undo_it(bench: Bench) -> None:
@@ -164,7 +241,7 @@ async def test_a_store_that_fails_after_the_work_does_not_undo_it(bench: Bench) 
 
     class Down(MemoryStore):
         async def complete(self, key: str, token: str) -> bool:
-            raise IdempotencyError("idempotency store x: connection refused")
+            raise OSError("a store of somebody else's: connection refused")
 
     await bench.send(topology, 1, message_id="a")
     consumer = await bench.drain(topology, handler, idempotency=Down())

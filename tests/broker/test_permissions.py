@@ -3,16 +3,18 @@
 import re
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import timedelta
 
 import httpx
 import pytest
 import structlog
 from yarl import URL
 
-from rabbitdlq import AccessDenied, EntityNotFound, Message, Producer
+from rabbitdlq import AccessDenied, EntityNotFound, Message, Producer, RetryAfter
 from rabbitdlq.definitions import accounts
+from rabbitdlq.idempotency import MemoryStore
 from rabbitdlq.local_broker import BrokerAddress
-from tests.broker.kit import Bench
+from tests.broker.kit import Bench, until
 from tests.broker.looks import all_empty, is_told, rests
 
 pytestmark = pytest.mark.parametrize("queue_type", ["quorum"])
@@ -56,6 +58,34 @@ async def test_an_account_with_the_least_rights_consumes_retries_and_parks(bench
     async with bench.dlq(topology) as dlq:
         (letter,) = await dlq.peek_all()
     is_told(letter, 3)
+
+
+async def test_it_lets_messages_wait_as_long_as_handlers_ask_and_postpones_what_is_claimed(
+    bench: Bench, account: Account
+) -> None:
+    """Both are publishes into a rung; the right to write into any queue there is would be too much for that."""
+    topology = await bench.declared()
+    (rights,) = [each for each in accounts([topology]) if each.role == "consumer"]
+    url = await account(rights.configure, rights.write, rights.read)
+    store = MemoryStore()
+    await store.open()
+    claim = await store.claim(f"{topology.name}:claimed", timedelta(minutes=1))
+    attempts: list[tuple[str, int]] = []
+
+    async def handler(message: Message) -> None:
+        attempts.append((message.id, message.attempt))
+        if message.id == "later" and message.attempt == 1:
+            raise RetryAfter(0.12)
+
+    await bench.send(topology, 1, message_id="later")
+    await bench.send(topology, 2, message_id="claimed")
+    with structlog.testing.capture_logs() as logs:
+        async with bench.running(topology, handler, url=url, idempotency=store) as consumer:
+            await until(lambda: consumer.summary.postponed and consumer.summary.succeeded, "both wait in rungs")
+            await store.release(f"{topology.name}:claimed", claim.token)
+            await until(lambda: consumer.summary.succeeded == 2, "both are handled")
+    assert sorted(attempts) == [("claimed", 1), ("later", 1), ("later", 2)]
+    assert "rung_unreachable" not in {line["event"] for line in logs}
 
 
 async def test_without_the_right_to_declare_what_is_missing_is_named(bench: Bench, account: Account) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import structlog
 
 from rabbitdlq import Consumer, Message, Topology
+from rabbitdlq.idempotency import SQLiteStore
 from tests.broker.kit import until
 
 __all__ = ["Order", "Run", "WorkerProcess", "worker_process"]
@@ -60,6 +61,8 @@ class Job:
     drain: bool = False
     #: ignores ``deadly``
     careful: bool = False
+    #: a file that claims are kept in, each for a second and a half
+    store: str = ""
 
 
 class WorkerProcess:
@@ -148,7 +151,17 @@ async def _run(job: Job) -> None:
             raise RuntimeError(f"order {order.n}, attempt {message.attempt}")
         note(order, message, "succeeded")
 
-    consumer = Consumer(topology, handler, url=job.url, worker=job.worker, concurrency=job.concurrency, drain=job.drain)
+    once: dict[str, Any] = {}
+    if job.store:
+        once = {
+            "idempotency": SQLiteStore(job.store),
+            "hard_timeout": timedelta(seconds=1),
+            "soft_timeout": timedelta(seconds=1),
+            "lease": timedelta(seconds=1.5),
+        }
+    consumer = Consumer(
+        topology, handler, url=job.url, worker=job.worker, concurrency=job.concurrency, drain=job.drain, **once
+    )
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, consumer.stop)
 
     def on_event(_: Any, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:

@@ -1,13 +1,24 @@
 """The breaker's states, on a clock of the test's own."""
 
 from datetime import UTC, datetime, timedelta
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rabbitdlq import names
+from rabbitdlq.consumer.attempt import Failed
 from rabbitdlq.consumer.breaker import KEPT_IDS, Breaker, Change, Circuit
-from rabbitdlq.errors import ConfigurationError
+from rabbitdlq.consumer.classify import Kind, Rule
+from rabbitdlq.consumer.outcome import decide
+from rabbitdlq.consumer.pausing import Pausing
+from rabbitdlq.deaths import Arrival
+from rabbitdlq.errors import ConfigurationError, Permanent, Transient
+from rabbitdlq.failure import Failure
+from rabbitdlq.message import message_of
+from rabbitdlq.topology import Topology
+from rabbitdlq.wire import Properties
 
 
 class Clock:
@@ -216,3 +227,39 @@ def test_it_is_open_only_after_enough_failed_within_a_window(steps: list[tuple[s
         recent = [failed for at, failed in seen if now - at < 26]
         if what == "fails" and "repeats" not in [step for step, _ in steps]:
             assert len(recent) < 5 or sum(recent) < 0.5 * len(window)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "name"), [(Transient, "probe failed", "postponed"), (Permanent, "closed", "parked")]
+)
+def test_what_was_raised_while_a_probe_cleaned_up_after_its_timeout_counts_as_what_it_is(
+    kind: Kind, change: str, name: str
+) -> None:
+    """One that says that trying again is pointless is parked, late or not."""
+    pausing = Pausing("orders", Breaker(), 10, lambda: None)
+    pausing.govern(cast(Any, Stub()), cast(Any, Stub()))
+    pausing.circuit = circuit = Circuit(Breaker(), Clock(), lambda: 1.0)
+    circuit._open(0.0)
+    circuit.probe()
+    delivery = cast(Any, object())
+    circuit.begin(delivery)
+    late = Failed(Failure("E", "no"), Rule(kind), datetime.now(UTC), 5.0, reason=names.TIMEOUT)
+    orders = Topology("orders", ["5s"])
+    message = message_of(orders, b"{}", Properties(message_id="17"), Arrival(0, 0, "", "orders"), failures=0)
+    outcome = pausing.judge(delivery, message, late, decide(orders, message, late))
+    assert outcome.name == name
+    assert circuit.position == ("open" if change == "probe failed" else "closed")
+
+
+class Stub:
+    """Workers and a gate that are told, and do nothing."""
+
+    always_open = True
+    gate = None
+    on_probe_gone = None
+
+    def begun(self) -> None:
+        pass
+
+    def nudge(self) -> None:
+        pass

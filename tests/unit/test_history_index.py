@@ -156,47 +156,52 @@ def test_whatever_comes_its_size_is_bounded_and_counted_right(events: list[Journ
     assert (index.size, len(index)) == (0, 0)
 
 
+KEY = ("17", 1, 1, "")
+
+
 class TestStarts:
     """Handlers that began and of whose end nobody told."""
 
-    def test_what_began_and_did_not_end_is_counted_by_attempt(self) -> None:
+    def test_what_began_and_did_not_end_is_counted_by_attempt_and_by_what_the_message_is(self) -> None:
         index = filled(
-            event(name=names.STARTED, worker="a:1"),
-            event(name=names.STARTED, worker="b:1", second=5),
-            event(name=names.STARTED, worker="c:1", second=6, attempt=2),
-            event(name=names.STARTED, worker="c:1", second=6, lap=2),
-            event("18", name=names.STARTED, worker="c:1", second=7),
+            event(name=names.STARTED, worker="a:1", digest="d"),
+            event(name=names.STARTED, worker="b:1", second=5, digest="d"),
+            event(name=names.STARTED, worker="c:1", second=6, attempt=2, digest="d"),
+            event(name=names.STARTED, worker="c:1", second=6, lap=2, digest="d"),
+            event("18", name=names.STARTED, worker="c:1", second=7, digest="d"),
+            event(name=names.STARTED, worker="c:1", second=8, digest="another message with this id"),
         )
 
-        assert index.starts("17", 1, 1) == [START, START + timedelta(seconds=5)]
-        assert len(index.starts("17", 1, 2)) == len(index.starts("17", 2, 1)) == 1
-        assert index.starts("19", 1, 1) == []
+        assert index.starts(("17", 1, 1, "d")) == [START, START + timedelta(seconds=5)]
+        assert len(index.starts(("17", 1, 2, "d"))) == len(index.starts(("17", 2, 1, "d"))) == 1
+        assert index.starts(("19", 1, 1, "d")) == []
 
-    def test_an_end_is_the_end_of_what_its_worker_began_before_it(self) -> None:
+    def test_an_end_is_the_end_of_what_its_worker_began_then_and_of_nothing_else(self) -> None:
+        """A process that is started anew may have the name of the one that died."""
         index = filled(
             event(name=names.STARTED, worker="a:1"),
             event(name=names.STARTED, worker="b:1", second=1),
-            event(name=names.ENDED, worker="b:1", second=2),
             event(name=names.STARTED, worker="b:1", second=3),
+            event(name=names.ENDED, worker="b:1", second=4, started_at=START + timedelta(seconds=3)),
         )
 
-        assert index.starts("17", 1, 1) == [START, START + timedelta(seconds=3)]
-        index.add(event(name=names.ENDED, worker="b:1", second=4))
-        index.add(event(name=names.ENDED, worker="a:1", second=4))
-        assert index.starts("17", 1, 1) == []
+        assert index.starts(KEY) == [START, START + timedelta(seconds=1)]
+        index.add(event(name=names.ENDED, worker="b:1", second=5, started_at=START + timedelta(seconds=1)))
+        index.add(event(name=names.ENDED, worker="a:1", second=5, started_at=START))
+        assert index.starts(KEY) == []
 
     def test_the_journal_may_be_read_again(self) -> None:
         story = [
             event(name=names.STARTED, worker="a:1"),
             event(name=names.STARTED, worker="b:1", second=1),
-            event(name=names.ENDED, worker="b:1", second=2),
+            event(name=names.ENDED, worker="b:1", second=2, started_at=START + timedelta(seconds=1)),
         ]
         index = filled(*story, *story)
 
-        assert index.starts("17", 1, 1) == [START]
+        assert index.starts(KEY) == [START]
 
     def test_it_is_bounded(self) -> None:
         index = filled(*(event(str(n), name=names.STARTED) for n in range(MOST_STARTS + 1)))
 
-        assert index.starts("0", 1, 1) == []
-        assert index.starts("1", 1, 1) == [START]
+        assert index.starts(("0", 1, 1, "")) == []
+        assert index.starts(("1", 1, 1, "")) == [START]

@@ -14,16 +14,16 @@ from typing import Any, cast
 
 import pytest
 
-from rabbitdlq import names
+from rabbitdlq import Consumer, names
 from rabbitdlq.consumer.attempt import Attempt, Completed, Failed, Handler, Interrupted, Result
 from rabbitdlq.consumer.classify import Classifier, Rule
 from rabbitdlq.consumer.deadlines import Running, Timeouts
 from rabbitdlq.consumer.handling import HandlerOptions, handler, options_of
 from rabbitdlq.consumer.isolation import Isolation, abandoned_limit
-from rabbitdlq.consumer.pool import ChildAttempt
+from rabbitdlq.consumer.pool import Child, ChildAttempt, ChildNotStarted
 from rabbitdlq.consumer.sizes import parse_size
 from rabbitdlq.deaths import Arrival
-from rabbitdlq.errors import ConfigurationError, External, Permanent, Transient
+from rabbitdlq.errors import ConfigurationError, External, IdempotencyError, Permanent, Transient
 from rabbitdlq.message import Message, message_of
 from rabbitdlq.topology import Topology
 from rabbitdlq.wire import Properties
@@ -395,6 +395,32 @@ class TestThread:
             while attempt.left:
                 await asyncio.sleep(0.01)
 
+    async def test_so_is_one_that_is_deaf_and_cancelled_twice(self) -> None:
+        began, release = threading.Event(), threading.Event()
+
+        async def deaf(_: Message) -> None:
+            began.set()
+            while not release.is_set():
+                try:
+                    await asyncio.sleep(0.01)
+                except asyncio.CancelledError:
+                    continue
+
+        attempt = Isolation("thread").attempt(deaf, {}, None, Timeouts())
+        running = Running(cast(Any, None), cast(Any, None), message("x"), 0.0)
+        task = asyncio.create_task(attempt.run(message("x"), running))
+        await asyncio.to_thread(began.wait, 10)
+        task.cancel()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        task.cancel()
+        assert isinstance(await asyncio.wait_for(task, 2), Interrupted)
+        assert (len(attempt.left), running.runs_on) == (1, True)
+        release.set()
+        async with asyncio.timeout(10):
+            while attempt.left:
+                await asyncio.sleep(0.01)
+
     async def test_where_a_plain_function_is_can_be_told(self) -> None:
         began, release = threading.Event(), threading.Event()
 
@@ -478,6 +504,32 @@ class TestConfiguration:
             ConfigurationError, match=r"could not start: OSError: no log directory \(.*isolated\.py, line"
         ):
             await attempt.start()
+
+    async def test_no_child_is_left_where_the_store_cannot_be_opened(self, tmp_path: Path) -> None:
+        consumer = Consumer(
+            TOPOLOGY,
+            isolated.plain,
+            url="amqp://127.0.0.1:1/",
+            isolation="process",
+            idempotency=f"sqlite:///{tmp_path / 'missing' / 'store.db'}",
+        )
+        with pytest.raises(IdempotencyError):
+            await consumer.run()
+        assert not cast(ChildAttempt, consumer._attempt)._all
+
+    async def test_a_child_that_cannot_be_had_spends_no_attempt(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """That there is no process to be had says nothing of the message."""
+        async with children() as attempt:
+            attempt._idle.clear()
+
+            async def started(_: bytes) -> Child:
+                raise ChildNotStarted("fork: resource temporarily unavailable")
+
+            monkeypatch.setattr(Child, "start", started)
+            result = await run(attempt, message("note"))
+        assert isinstance(result, Failed)
+        assert (result.begun, result.rule) == (False, Rule(External))
+        assert result.failure.message.endswith("fork: resource temporarily unavailable")
 
     def test_a_handler_says_it_itself_and_the_consumer_has_the_last_word(self) -> None:
         @handler(isolation="process", max_memory="1GiB")

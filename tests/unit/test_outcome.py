@@ -8,7 +8,7 @@ import pytest
 from rabbitdlq import names
 from rabbitdlq.consumer.attempt import Completed, Failed, Interrupted
 from rabbitdlq.consumer.classify import Kind, Rule
-from rabbitdlq.consumer.outcome import Dropped, Park, Released, Retry, Succeeded, decide, unreadable
+from rabbitdlq.consumer.outcome import Dropped, Park, Postponed, Released, Retry, Succeeded, decide, unreadable
 from rabbitdlq.consumer.payload import InvalidPayload
 from rabbitdlq.deaths import Arrival
 from rabbitdlq.errors import Drop, External, Permanent, Transient
@@ -43,7 +43,8 @@ def test_what_the_handler_drops_is_dropped_at_any_attempt(attempt: int) -> None:
 
 @pytest.mark.parametrize(("attempt", "most"), [(1, 1), (2, 2), (3, 2), (3, 9)])
 def test_a_class_of_errors_may_have_fewer_attempts_and_never_more(attempt: int, most: int) -> None:
-    assert decide(ORDERS, message(attempt), failed(External, most)) == Park(FAILURE, AT, names.EXHAUSTED, 5.0)
+    told = most if most < ORDERS.max_attempts else None
+    assert decide(ORDERS, message(attempt), failed(External, most)) == Park(FAILURE, AT, names.EXHAUSTED, 5.0, told)
     if attempt > 1:
         earlier = decide(ORDERS, message(1), failed(External, most))
         assert earlier == Retry(FAILURE, AT, ORDERS.rungs[0], 5.0)
@@ -53,6 +54,13 @@ def test_a_class_of_errors_may_have_fewer_attempts_and_never_more(attempt: int, 
 @pytest.mark.parametrize(("attempt", "rung"), [(1, 0), (2, 1)])
 def test_a_failure_with_attempts_left_waits_on_the_next_rung(attempt: int, rung: int, kind: Kind) -> None:
     assert decide(ORDERS, message(attempt), failed(kind)) == Retry(FAILURE, AT, ORDERS.rungs[rung], 5.0)
+
+
+@pytest.mark.parametrize("attempt", [1, 3])
+@pytest.mark.parametrize("kind", [External, Permanent, Drop])
+def test_a_handler_that_was_kept_from_beginning_spends_no_attempt(attempt: int, kind: Kind) -> None:
+    outcome = decide(ORDERS, message(attempt), replace(failed(kind), begun=False))
+    assert outcome == Postponed("the handler could not be begun", 5.0, FAILURE)
 
 
 @pytest.mark.parametrize("attempt", [3, 4, 99])

@@ -74,6 +74,13 @@ class TestPark:
         assert letter.moved_to_dlq_at == NOW + timedelta(minutes=1)
         assert dict(letter.properties.table) == {"tenant": "acme"}
 
+    def test_a_failure_of_a_class_with_fewer_attempts_tells_how_many_it_had(self) -> None:
+        letter = parked(
+            Properties(message_id="17"), parking(max_attempts=2, history=[record(1), record(2)]), failures=1
+        )
+
+        assert (letter.attempts, letter.max_attempts) == (2, 2)
+
     @given(value=properties, body=st.binary(max_size=50))
     @quick
     def test_body_and_properties_come_back_byte_for_byte_all_but_the_moved_ones(

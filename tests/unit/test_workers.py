@@ -175,3 +175,37 @@ async def test_a_fault_in_the_work_ends_no_worker(fault: type[BaseException]) ->
 
     assert done == [5, 6, 7]
     await workers.end(5)
+
+
+async def test_whom_the_gate_calls_when_one_has_ended_finds_somebody_free() -> None:
+    """It asks whether anybody wants to begin: a worker that still counted as busy would be told of by nobody later."""
+    work = Work()
+    work.waits = False
+    workers = Workers(1, work)
+    wanted: list[bool] = []
+
+    class Turnstile:
+        """Lets one in, and the next only when it is asked again."""
+
+        inside = False
+
+        def enter(self, _: Delivery) -> bool:
+            if self.inside:
+                return False
+            self.inside = True
+            return True
+
+        def begun(self) -> None:
+            pass
+
+        def leave(self, _: Delivery) -> None:
+            self.inside = False
+            wanted.append(workers.wants)
+
+    workers.gate = cast(Any, Turnstile())
+    for number in range(2):
+        workers.put(delivery(number))
+    workers.start()
+    await settled()
+    assert (work.done, wanted) == ([0, 1], [True, False])
+    await workers.end(5)

@@ -1,0 +1,158 @@
+"""The lane of what a crash brought back: it never stays shut, nobody waits there for ever, no innocent is blamed."""
+
+import asyncio
+import hashlib
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from rabbitdlq import Message, Topology, names
+from rabbitdlq.broker import PublishLink
+from rabbitdlq.consumer import pausing, suspects
+from rabbitdlq.consumer.suspects import MAX_STARTS
+from rabbitdlq.journal import JournalWriter, started
+from tests.broker.kit import Bench, until
+from tests.broker.looks import all_empty, give_back, journal_of, rests
+from tests.broker.proxy import Proxy
+from tests.broker.test_breaker import QUICK, Provider, opened
+from tests.broker.worker import Order, worker_process
+
+one_queue_type = pytest.mark.parametrize("queue_type", ["quorum"])
+
+
+class Slow:
+    """A handler that waits to be let go, and notes whom it saw."""
+
+    def __init__(self) -> None:
+        self.seen: list[Message] = []
+        self.go = asyncio.Event()
+
+    async def __call__(self, message: Message) -> None:
+        self.seen.append(message)
+        await self.go.wait()
+
+
+@one_queue_type
+async def test_a_suspect_that_goes_back_unbegun_with_its_line_makes_room_for_the_next(bench: Bench) -> None:
+    topology = await bench.declared(["50ms"])
+    await bench.send(topology, "busy", "a", "b")
+    handler = Slow()
+    async with (
+        Proxy(bench.url) as proxy,
+        bench.running(topology, handler, url=proxy.url, concurrency=1, prefetch=5) as consumer,
+    ):
+        await until(lambda: consumer.signs.vitals().waiting == 2, "the handler is at work, two wait behind it")
+        for _ in range(2):
+            proxy.cut()
+            await until(lambda: consumer.signs.vitals().waiting == 0, "taken back")
+            await until(lambda: consumer.signs.vitals().waiting == 3, "all three are here again, and suspect")
+        handler.go.set()
+        await until(lambda: consumer.summary.succeeded == 3, "each has its turn")
+    assert await all_empty(bench, topology)
+
+
+@one_queue_type
+async def test_a_suspect_that_a_pause_gives_back_makes_room_for_the_next(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pausing, "KEPT_FOR", timedelta(milliseconds=100))
+    topology = await bench.declared(["50ms", "60ms"])
+    provider = Provider()
+    await bench.send(topology, *range(20))
+    async with bench.running(topology, provider, breaker=QUICK, concurrency=1, prefetch=10) as consumer:
+        await opened(consumer)
+        # what it holds goes back: the next session, or a classic queue, calls it redelivered
+        await give_back(bench, topology, 20)
+        await until(lambda: consumer.signs.vitals().breaker, "known to be open")
+        await until(lambda: consumer.summary.released > 0, "what was kept is given back")
+        provider.down = False
+        await until(lambda: len(set(provider.done)) == 20, "all are handled when it is well again")
+
+
+async def test_one_that_waits_too_long_for_its_turn_is_postponed_and_stays_a_suspect(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker would close the channel over what is not settled in half an hour."""
+    monkeypatch.setattr(suspects, "HELD_FOR", 0.0)
+    topology = await bench.declared(["50ms", "60ms"])
+    await bench.send(topology, *range(3))
+    await give_back(bench, topology, 3)
+    handler = Slow()
+    async with bench.running(topology, handler, concurrency=5, soft_timeout=timedelta(seconds=20)) as consumer:
+        await until(lambda: consumer.summary.postponed >= 4, "the two others go round, one of them twice")
+        assert len(handler.seen) == 1
+        handler.go.set()
+        await until(lambda: consumer.summary.succeeded == 3, "each has its turn")
+    assert [message.attempt for message in handler.seen] == [1, 1, 1]
+    assert await all_empty(bench, topology)
+    starts = [event.message_id for event in await journal_of(bench, topology) if event.event == names.STARTED]
+    assert len(set(starts)) == 3, "what was postponed was as suspect as before"
+
+
+async def _tell_started(bench: Bench, topology: Topology, message: Message, ago: timedelta) -> None:
+    link = PublishLink(bench.url, "tests")
+    digest = hashlib.sha256(message.body).hexdigest()[:16]
+    for n in range(MAX_STARTS):
+        assert await JournalWriter(topology, link).append(started(message, digest, f"w-{n}", datetime.now(UTC) - ago))
+    await link.close()
+
+
+@one_queue_type
+@pytest.mark.parametrize(("ago", "parked"), [(timedelta(seconds=20), 0), (timedelta(minutes=20), 1)])
+async def test_equal_messages_without_ids_are_not_blamed_for_each_others_handlers_at_work(
+    bench: Bench, ago: timedelta, parked: int
+) -> None:
+    """Their ids are the same; but no handler that is alive began before the hard timeout."""
+    topology = await bench.declared(["50ms"])
+    handler = Slow()
+    handler.go.set()
+    await bench.raw.publish(topology.name, b"{}")
+    await bench.drain(topology, handler)
+    await _tell_started(bench, topology, handler.seen[0], ago)
+    await bench.raw.publish(topology.name, b"{}")
+    await give_back(bench, topology, 1)
+    consumer = await bench.drain(topology, handler)
+    assert (consumer.summary.succeeded, consumer.summary.parked) == (1 - parked, parked)
+
+
+@one_queue_type
+async def test_nor_are_different_messages_with_one_id(bench: Bench) -> None:
+    topology = await bench.declared(["50ms"])
+    handler = Slow()
+    handler.go.set()
+    await bench.send(topology, "the one that crashed", message_id="m")
+    await bench.drain(topology, handler)
+    await _tell_started(bench, topology, handler.seen[0], timedelta(minutes=1))
+    await bench.send(topology, "another", message_id="m")
+    await give_back(bench, topology, 1)
+    consumer = await bench.drain(topology, handler)
+    assert (consumer.summary.succeeded, consumer.summary.parked) == (1, 0)
+
+
+async def test_a_killer_is_parked_though_its_claim_outlives_each_process(bench: Bench, tmp_path: Path) -> None:
+    """While it is claimed by the process that died it is postponed, which the broker takes for a new beginning."""
+    topology = await bench.declared(["50ms", "60ms"])
+    await bench.send(topology, asdict(Order(1, deadly=1)), *(asdict(Order(n)) for n in range(2, 6)))
+    deaths, runs = 0, []
+    while not await bench.raw.count(topology.dlq):
+        assert deaths <= MAX_STARTS + 1, "the killer goes on killing"
+        async with worker_process(
+            bench.url,
+            topology,
+            tmp_path / str(deaths),
+            "always the same name",
+            drain=True,
+            store=str(tmp_path / "store.db"),
+        ) as worker:
+            deaths += await worker.ended() != 0
+        runs += worker.runs
+    assert deaths == MAX_STARTS + 1
+    await rests(bench, topology.dlq, 1)
+    assert await all_empty(bench, topology)
+    assert {run.n for run in runs if run.what == "succeeded"} == {2, 3, 4, 5}
+    async with bench.dlq(topology) as dlq:
+        (letter,) = await dlq.peek_all()
+    assert (letter.payload["n"], letter.reason, letter.attempts) == (1, "crashed", 1)
+    assert names.SUSPECT not in letter.properties.table
