@@ -151,16 +151,17 @@ class PostgresStore(IdempotencyStore):
 
         Raises :class:`IdempotencyError` with the statements for it where the account may not make or use it.
         """
-        if self._sessions is not None:
-            return
-        self._sessions = Sessions(
-            self._url, most=_CONNECTIONS, options=self._options, lock_timeout_ms=1000 * _LOCK_SECONDS
-        )
-        try:
-            await self._run(self._prepare)
-        except BaseException:
-            await self.close()
-            raise
+        async with self._opening:
+            if self._sessions is not None:
+                return
+            self._sessions = Sessions(
+                self._url, most=_CONNECTIONS, options=self._options, lock_timeout_ms=1000 * _LOCK_SECONDS
+            )
+            try:
+                await self._run(self._prepare)
+            except BaseException:
+                await self.close()
+                raise
 
     async def close(self) -> None:
         """Let go of connections."""

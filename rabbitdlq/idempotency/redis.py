@@ -74,35 +74,36 @@ class RedisStore(IdempotencyStore):
 
     async def open(self) -> None:
         """Connect, and see that the server answers."""
-        if self._client is not None:
-            return
-        from redis import asyncio as aioredis  # noqa: PLC0415 - see above
-        from redis.asyncio.retry import Retry  # noqa: PLC0415
-        from redis.backoff import ExponentialBackoff  # noqa: PLC0415
+        async with self._opening:
+            if self._client is not None:
+                return
+            from redis import asyncio as aioredis  # noqa: PLC0415 - see above
+            from redis.asyncio.retry import Retry  # noqa: PLC0415
+            from redis.backoff import ExponentialBackoff  # noqa: PLC0415
 
-        try:
-            pool = aioredis.BlockingConnectionPool.from_url(
-                self._url,
-                max_connections=_CONNECTIONS,
-                timeout=2 * _SECONDS,
-                socket_timeout=_SECONDS,
-                socket_connect_timeout=_SECONDS,
-                # each step can be said twice, see the scripts; connections that a restart broke are made anew
-                retry=Retry(ExponentialBackoff(cap=0.5, base=0.05), 3),
-            )
-            client = aioredis.Redis.from_pool(pool)
-        except ValueError:
-            # its text may show the URL, and with it the password
-            raise ConfigurationError(f"idempotency: {self._name}: a bad option in the URL's query") from None
-        try:
-            await self._answer(client.ping)
-        except TypeError:
-            raise ConfigurationError(f"idempotency: {self._name}: an unknown option in the URL's query") from None
-        except BaseException:
-            await client.aclose()
-            raise
-        self._scripts = {text: client.register_script(text) for text in (_CLAIM, _COMPLETE, _RELEASE)}
-        self._client = client
+            try:
+                pool = aioredis.BlockingConnectionPool.from_url(
+                    self._url,
+                    max_connections=_CONNECTIONS,
+                    timeout=2 * _SECONDS,
+                    socket_timeout=_SECONDS,
+                    socket_connect_timeout=_SECONDS,
+                    # each step can be said twice, see the scripts; connections that a restart broke are made anew
+                    retry=Retry(ExponentialBackoff(cap=0.5, base=0.05), 3),
+                )
+                client = aioredis.Redis.from_pool(pool)
+            except ValueError:
+                # its text may show the URL, and with it the password
+                raise ConfigurationError(f"idempotency: {self._name}: a bad option in the URL's query") from None
+            try:
+                await self._answer(client.ping)
+            except TypeError:
+                raise ConfigurationError(f"idempotency: {self._name}: an unknown option in the URL's query") from None
+            except BaseException:
+                await client.aclose()
+                raise
+            self._scripts = {text: client.register_script(text) for text in (_CLAIM, _COMPLETE, _RELEASE)}
+            self._client = client
 
     async def close(self) -> None:
         """Let go of connections."""

@@ -94,14 +94,15 @@ class SQLiteStore(IdempotencyStore):
 
     async def open(self) -> None:
         """Open the file, and make it and its tables if they are missing."""
-        if self._committer is not None:
-            return
-        committer = Committer(self._connect)
-        try:
-            await committer.start()
-        except sqlite3.Error as error:
-            raise self._translated(error) from error
-        self._committer = committer
+        async with self._opening:
+            if self._committer is not None:
+                return
+            committer = Committer(self._connect)
+            try:
+                await committer.start()
+            except sqlite3.Error as error:
+                raise self._translated(error) from error
+            self._committer = committer
 
     async def close(self) -> None:
         """Close the file, after what was asked for is written."""

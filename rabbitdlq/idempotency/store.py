@@ -1,5 +1,6 @@
 """What a store of claims does, whatever it keeps them in."""
 
+import asyncio
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -45,6 +46,8 @@ class IdempotencyStore(ABC):
         self.namespace = checked_namespace(namespace)
         self.keep = keep
         self._keep_ms = span("keep", keep)
+        #: consumers of one process may share a store, and each opens it
+        self._opening = asyncio.Lock()
 
     @property
     @abstractmethod

@@ -1,6 +1,7 @@
 """What every store promises, asked of each: memory, SQLite, Redis and PostgreSQL."""
 
 import asyncio
+import threading
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -217,3 +218,21 @@ async def test_a_lease_that_cannot_be_is_refused(store: IdempotencyStore, lease:
 async def test_an_empty_key_is_refused(store: IdempotencyStore) -> None:
     with pytest.raises(ConfigurationError, match="empty"):
         await store.claim("", HOUR)
+
+
+async def test_several_consumers_may_open_one_at_the_same_time(place: Place) -> None:
+    """A group shares its store; what only the last one knew of would never be closed."""
+    before = set(threading.enumerate())
+    store = place.store()
+    claims = await asyncio.gather(*(_opened_and_claimed(store, f"orders:{n}") for n in range(5)))
+    assert {claim.state for claim in claims} == {"new"}
+    await store.close()
+    left = [thread for thread in set(threading.enumerate()) - before if not thread.name.startswith("asyncio_")]
+    for thread in left:
+        thread.join(5)  # one that is closed says so before its very end
+    assert not any(thread.is_alive() for thread in left)
+
+
+async def _opened_and_claimed(store: IdempotencyStore, key: str) -> Claim:
+    await store.open()
+    return await store.claim(key, HOUR)
