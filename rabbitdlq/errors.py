@@ -101,6 +101,9 @@ class Unroutable(BrokerError):
 class PublishRefused(BrokerError):
     """The broker nacked a publish, or closed the channel over it. The message was not taken."""
 
+    #: it was nacked, since a queue is full or has no leader: the same may be taken later
+    later = False
+
 
 class PublishUnconfirmed(BrokerError):
     """No confirm came before the deadline or before the connection was lost: the message may have arrived or not."""

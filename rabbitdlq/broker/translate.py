@@ -147,7 +147,9 @@ def unroutable(what: str) -> Unroutable:
 
 def nacked(what: str) -> PublishRefused:
     """The error of a publish that the broker answered with a nack."""
-    return PublishRefused(f"{what}: the broker refused the message; is the queue full or unavailable?")
+    error = PublishRefused(f"{what}: the broker refused the message; is the queue full or unavailable?")
+    error.later = True
+    return error
 
 
 def _text(error: BaseException) -> str:

@@ -313,7 +313,7 @@ class Consumer:
 
     def _use(self, session: Session) -> None:
         """Before the session's first delivery: parks need its reader, and to know what the broker counts."""
-        self._settler.reader = session.reader
+        self._settler.reader, self._settler.repair = session.reader, session.repair
         self._settler.delivery_count_travels = (4, 0) <= session.version < (4, 3)
         if self._asking is None:
             self._asking = asyncio.create_task(

@@ -41,6 +41,6 @@ async def until_drained(
 def _retries_out(topology: Topology, index: HistoryIndex, settler: Settler) -> bool:
     """Whether a message may still be on its way back, sent there by this process or by another."""
     # what was only postponed is not in the index: it has not failed
-    return settler.put_until > datetime.now(UTC) - LATE_BY or index.has_since(
+    return settler.rungs.until > datetime.now(UTC) - LATE_BY or index.has_since(
         datetime.now(UTC) - max(topology.delays) - LATE_BY
     )

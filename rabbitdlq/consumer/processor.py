@@ -25,7 +25,8 @@ from rabbitdlq.consumer.outcome import (
     unreadable,
 )
 from rabbitdlq.consumer.payload import InvalidPayload, PayloadReader
-from rabbitdlq.consumer.settle import Settlement, Settler
+from rabbitdlq.consumer.rungs import Settlement
+from rabbitdlq.consumer.settle import Settler
 from rabbitdlq.consumer.summary import ConsumerSummary
 from rabbitdlq.consumer.suspects import Suspects
 from rabbitdlq.deaths import Arrival, Death, arrival, deaths_of
@@ -42,6 +43,8 @@ log = structlog.stdlib.get_logger(__name__)
 #: what counts say when the journal does not know: far above any honest ladder
 COUNTED_LAPS_LIMIT = 10
 KEPT_WAYS = 1_000
+#: what a delivery's line says where its outcome was not what it came to
+_TOLD = {"left_to_broker": "left_to_broker", "given_back": "released"}
 #: why one is postponed that a crash may have brought back
 OVERDUE = "waited too long for its turn among those that a crash brought back"
 
@@ -101,7 +104,8 @@ class Processor:
         message: Message | None = None
         try:
             if self._stopping():
-                self.summary.released += await self._settler.give_back(delivery)
+                if await self._settler.rungs.give_back(delivery) == "given_back":
+                    self.summary.released += 1
                 return
             message, problem = self._open(delivery)
             # in the worker's own context, where the next message takes their place
@@ -349,6 +353,6 @@ class Processor:
             message_id=message.id,
             attempt=message.attempt,
             max_attempts=message.max_attempts,
-            outcome="left_to_broker" if settlement == "left_to_broker" else outcome.name,
+            outcome=_TOLD.get(settlement, outcome.name),
             duration_ms=round(outcome.duration_ms, 3),
         )

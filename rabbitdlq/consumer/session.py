@@ -51,6 +51,7 @@ class Session:
         self._look: Channel | None = None
         self._taking = 0
         self._changing: asyncio.Future[None] | None = None
+        self._repairing = asyncio.Lock()
         self._closing = False
         #: set when the session is over; :attr:`reason` says why
         self.ended = asyncio.Event()
@@ -117,6 +118,12 @@ class Session:
             else:
                 await self._channel.consume_more(self._topology.name, prefetch=prefetch)
             self._taking = prefetch
+
+    async def repair(self) -> None:
+        """Declare what is missing of the topology. Raises :class:`BrokerError` where that cannot be done."""
+        if self._connection is not None:
+            async with self._repairing:
+                await ensure_topology(self._connection, self._topology)
 
     async def idle_in_broker(self) -> bool:
         """Whether nothing waits in the work queue and on the ladder."""

@@ -1,40 +1,40 @@
 """Settling: what has to be safe elsewhere is confirmed first, then the delivery is acked or nacked."""
 
 import asyncio
-import contextlib
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Literal, assert_never
+from typing import assert_never
 
 import structlog
 
 from rabbitdlq import journal, names
 from rabbitdlq.broker import Delivery, Outgoing, PublishLink
+from rabbitdlq.consumer.histories import earlier_attempts
 from rabbitdlq.consumer.outcome import Dropped, Outcome, Park, Postponed, Released, Retry, Skipped, Succeeded
+from rabbitdlq.consumer.rungs import Rungs, Settlement
 from rabbitdlq.dead_letter import AttemptRecord
 from rabbitdlq.deaths import deaths_of, rejections
-from rabbitdlq.errors import BrokerError, BrokerUnavailable, PublishUnconfirmed
+from rabbitdlq.errors import (
+    BrokerError,
+    BrokerUnavailable,
+    EntityNotFound,
+    PublishRefused,
+    PublishUnconfirmed,
+    Unroutable,
+)
 from rabbitdlq.journal import HistoryIndex, JournalReader, JournalWriter
 from rabbitdlq.message import Message
 from rabbitdlq.parking import Parking, ladder_properties, new_park_id, park_properties
 from rabbitdlq.texts import shorten
-from rabbitdlq.topology import Rung, Topology
-from rabbitdlq.wire import Properties
+from rabbitdlq.topology import Topology
 
-__all__ = ["Settlement", "Settler"]
-
-Settlement = Literal["done", "left_to_broker", "too_late"]
+__all__ = ["Settler"]
 
 log = structlog.stdlib.get_logger(__name__)
 
 PARK_TIMEOUT = timedelta(seconds=10)
-HISTORY_TIMEOUT = timedelta(seconds=5)
-READ_BACK_TIMEOUT = timedelta(seconds=30)
-#: an attempt is journaled at most this long before the death that ``x-death`` dates, to the second
-WRITTEN_BEFORE_DEATH = timedelta(seconds=30)
-#: between two tries to postpone a message: the first rung's delay, within these bounds
-_SHORTEST_PAUSE, _LONGEST_PAUSE = timedelta(seconds=1), timedelta(seconds=30)
 _SUSPECT = names.SUSPECT.encode()
 
 
@@ -59,11 +59,11 @@ class Settler:
         self._writer = writer
         self._index = index
         self._worker = worker
-        self._stopping = stopping
-        self._over = over
         self._park_timeout = park_timeout
-        #: when the last message that was put into a rung by a publish is to be back, as far as that was this process
-        self.put_until = datetime.min.replace(tzinfo=UTC)
+        #: the way into a rung that a nack does not take
+        self.rungs = Rungs(topology, link, stopping=stopping, over=over, timeout=park_timeout)
+        #: declares again what is missing of the topology, on the session at hand
+        self.repair: Callable[[], Awaitable[object]] | None = None
         #: the journal's reader of the session at hand
         self.reader: JournalReader | None = None
         #: 4.0 to 4.2 carry the delivery count through the ladder, and call every returned message redelivered
@@ -71,7 +71,7 @@ class Settler:
 
     async def settle(self, delivery: Delivery, message: Message, outcome: Outcome) -> Settlement:
         """Do what the outcome says, and say what was done: ``too_late`` where the broker delivers the message again,
-        ``left_to_broker`` where it could not be parked and was nacked.
+        ``left_to_broker`` where it could not be parked, ``given_back`` where the consumer ends before it is settled.
 
         Whatever fails on the way, the message is left where the broker finds it: unacknowledged, on the ladder, or in
         the dead-letter queue.
@@ -88,7 +88,7 @@ class Settler:
             case Postponed():
                 return await self._postpone(delivery, message, outcome)
             case Released():
-                return _done(await self.give_back(delivery))
+                return await self.rungs.give_back(delivery)
             case _:
                 assert_never(outcome)
 
@@ -108,13 +108,15 @@ class Settler:
         event, _ = self._failed_event(message, outcome)
         await self._writer.append(event)
         if self._nack_leads_to(delivery, message, outcome):
-            settled = delivery.nack(requeue=False)
+            settlement = _done(delivery.nack(requeue=False))
         else:
-            error = await self._put(message, outcome.rung, ladder_properties(message, message.attempt))
-            if error is not None:
-                _tell_unreachable(message, outcome.rung, error, "nacked: it waits in the rung that comes next")
-            settled = delivery.ack() if error is None else delivery.nack(requeue=False)
-        if settled:
+            properties = ladder_properties(message, message.attempt)
+            # from the last rung a nack leads into the dead-letter queue, with attempts left
+            keep = delivery.exchange == self._topology.return_exchange and (
+                delivery.routing_key == self._topology.rungs[-1].key
+            )
+            settlement = await self.rungs.put_or_keep(delivery, message, outcome.rung, properties, else_nack=not keep)
+        if settlement == "done":
             log.warning(
                 "retry_scheduled",
                 message_id=message.id,
@@ -126,7 +128,7 @@ class Settler:
                 error_type=outcome.failure.type,
                 error=shorten(outcome.failure.message, 300),
             )
-        return _done(settled)
+        return settlement
 
     def _nack_leads_to(self, delivery: Delivery, message: Message, outcome: Retry) -> bool:
         """Whether the broker itself would bring it to the rung that it shall wait in.
@@ -139,21 +141,6 @@ class Settler:
             return outcome.rung.number == 1
         return outcome.rung.number > 1 and delivery.routing_key == self._topology.rungs[outcome.rung.number - 2].key
 
-    async def _put(self, message: Message, rung: Rung, properties: Properties) -> BrokerError | None:
-        """Publish it into a rung; None when that is confirmed, and its delivery is to be acked.
-
-        A crash between the two runs it twice: once from the rung, and once because the broker delivers it again.
-        """
-        # the way a nack takes: who consumes need not have the right to write into any queue there is
-        key = message.queue if rung.number == 1 else self._topology.rungs[rung.number - 2].key
-        outgoing = Outgoing(self._topology.retry_exchange, key, message.body, properties)
-        try:
-            await self._link.publish(outgoing, timeout=self._park_timeout)
-        except BrokerError as error:
-            return error
-        self.put_until = max(self.put_until, datetime.now(UTC) + rung.delay)
-        return None
-
     async def _postpone(self, delivery: Delivery, message: Message, outcome: Postponed) -> Settlement:
         if delivery.gone:
             return _too_late(message)
@@ -161,19 +148,8 @@ class Settler:
             await self._writer.append(journal.postponed(message, outcome.failure, outcome.why, self._worker))
         rung = self._topology.rungs[0]
         properties = ladder_properties(message, message.attempt - 1, suspect=self.is_suspect(delivery))
-        told = False
-        while (error := await self._put(message, rung, properties)) is not None:
-            if not told:
-                told = True
-                _tell_unreachable(message, rung, error, "kept until it can be put there, or the consumer ends")
-            # given back it would be here again at once, and each time one delivery nearer to the limit of its queue
-            await self._pause(min(max(rung.delay, _SHORTEST_PAUSE), _LONGEST_PAUSE))
-            if delivery.gone:
-                return _too_late(message)
-            if self._stopping.is_set():
-                return _done(await self.give_back(delivery))
-        settled = delivery.ack()
-        if settled:
+        settlement = await self.rungs.put_or_keep(delivery, message, rung, properties)
+        if settlement == "done":
             failure = outcome.failure
             log.log(
                 logging.INFO if failure is None else logging.WARNING,
@@ -185,28 +161,14 @@ class Settler:
                 retry_in_s=rung.delay.total_seconds(),
                 **({} if failure is None else {"error_type": failure.type, "error": shorten(failure.message, 300)}),
             )
-        return _done(settled)
-
-    async def give_back(self, delivery: Delivery) -> bool:
-        """Put it back into the work queue at the consumer's end; False where that comes too late.
-
-        Not before the broker sends no more: it would be here again at once, a delivery nearer to the queue's limit.
-        """
-        if not delivery.gone:
-            await self._over.wait()
-        return delivery.nack(requeue=True)
-
-    async def _pause(self, time: timedelta) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(time.total_seconds()):
-                await self._stopping.wait()
+        return settlement
 
     async def _park(self, delivery: Delivery, message: Message, outcome: Park) -> Settlement:
         if delivery.gone:
             # the broker delivers it again; parking it now as well would make two of one
             return _too_late(message)
         event, record = self._failed_event(message, outcome)
-        earlier, partial = await self._earlier_attempts(message)
+        earlier, partial = await earlier_attempts(self._topology, self._index, self.reader, message)
         parking = Parking(
             reason=outcome.reason,
             failure=outcome.failure,
@@ -222,8 +184,10 @@ class Settler:
         told = self._writer.begin(event)
         error = await self._publish_park(message, parking)
         await told
+        if error is not None and _missing(error) and await self._repaired(message):
+            error = await self._publish_park(message, parking)
         if error is not None:
-            return await self._leave_to_broker(delivery, message, error)
+            return await self._not_parked(delivery, message, error)
         settled = delivery.ack()
         if settled:
             self._index.forget(message.id, message.lap, outcome.at)
@@ -289,16 +253,37 @@ class Settler:
                 return None
         return error
 
-    async def _leave_to_broker(self, delivery: Delivery, message: Message, error: BrokerError) -> Settlement:
+    async def _repaired(self, message: Message) -> bool:
+        """Whether what was missing of the topology was declared again."""
+        if self.repair is None:
+            return False
+        try:
+            await self.repair()
+        except BrokerError as error:
+            log.error("topology_missing", queue=message.queue, message_id=message.id, error=str(error))
+            return False
+        return True
+
+    async def _not_parked(self, delivery: Delivery, message: Message, error: BrokerError) -> Settlement:
+        # the broker dead-letters into the same queue: one that is full or missing makes a classic work queue lose it
+        refused = _missing(error) or (isinstance(error, PublishRefused) and error.later)
         log.error(
             "park_failed",
             message_id=message.id,
             queue=message.queue,
             attempt=message.attempt,
             error=str(error),
-            consequence="nacked: the broker retries it, or parks it without its story, which the journal has",
+            consequence="it waits on the slowest rung and is tried again"
+            if refused
+            else "nacked: the broker retries it, or parks it without its story, which the journal has",
         )
-        return "left_to_broker" if delivery.nack(requeue=False) else "too_late"
+        if refused:
+            slowest = max(self._topology.rungs, key=lambda rung: rung.delay)
+            properties = ladder_properties(message, message.attempt - 1, suspect=self.is_suspect(delivery))
+            settlement = await self.rungs.put_or_keep(delivery, message, slowest, properties)
+        else:
+            settlement = _done(delivery.nack(requeue=False))
+        return "left_to_broker" if settlement == "done" else settlement
 
     def _failed_event(self, message: Message, outcome: Retry | Park) -> tuple[journal.Entry, AttemptRecord]:
         failure = outcome.failure
@@ -335,36 +320,9 @@ class Settler:
             return True
         return count > rejections(deaths_of(headers), self._topology.name)
 
-    async def _earlier_attempts(self, message: Message) -> tuple[list[AttemptRecord], bool]:
-        """The failed attempts before this one, and whether some are missing."""
-        failures = message.attempt - 1
-        history = self._index.history(message.id, message.lap, failures)
-        if len(history) >= failures:
-            return history, self._index.mixed(message.id, message.lap, failures)
-        if self.reader is not None:
-            deaths = deaths_of(message.properties.table)
-            since = min((death.time for death in deaths if death.time), default=None)
-            try:
-                # an attempt is written before its nack: what the journal does not have by now, it never will
-                await self.reader.sync(HISTORY_TIMEOUT)
-                if since is not None and self._topology.journal == "stream":
-                    # a message that waited long in the work queue failed before this consumer's reading began
-                    await self.reader.read_back(since - WRITTEN_BEFORE_DEATH, READ_BACK_TIMEOUT)
-            except BrokerError as error:
-                log.warning("journal_behind", queue=message.queue, message_id=message.id, error=str(error))
-        history = self._index.history(message.id, message.lap, failures)
-        return history, len(history) < failures or self._index.mixed(message.id, message.lap, failures)
 
-
-def _tell_unreachable(message: Message, rung: Rung, error: BrokerError, consequence: str) -> None:
-    log.warning(
-        "rung_unreachable",
-        message_id=message.id,
-        queue=message.queue,
-        rung=rung.queue,
-        error=str(error),
-        consequence=consequence,
-    )
+def _missing(error: BrokerError) -> bool:
+    return isinstance(error, Unroutable | EntityNotFound)
 
 
 def _done(settled: bool) -> Settlement:

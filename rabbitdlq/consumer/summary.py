@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from rabbitdlq.consumer.outcome import Dropped, Outcome, Park, Postponed, Released, Retry, Skipped, Succeeded
-from rabbitdlq.consumer.settle import Settlement
+from rabbitdlq.consumer.rungs import Settlement
 
 __all__ = ["ConsumerSummary"]
 
@@ -22,7 +22,7 @@ class ConsumerSummary:
     skipped: int = 0
     #: could not be done then, with no attempt spent
     postponed: int = 0
-    #: could not be parked: the broker retries them, or parks them bare
+    #: could not be parked: they are retried, or the broker parks them bare
     left_to_broker: int = 0
     #: settled after the line was lost: the broker delivers them again
     too_late: int = 0
@@ -34,6 +34,9 @@ class ConsumerSummary:
             return
         if settlement == "left_to_broker":
             self.left_to_broker += 1
+            return
+        if settlement == "given_back":
+            self.released += 1
             return
         match outcome:
             case Succeeded():
@@ -48,5 +51,5 @@ class ConsumerSummary:
                 self.dropped += 1
             case Postponed():
                 self.postponed += 1
-            case Released():
-                self.released += 1
+            case Released():  # given back, or too late
+                pass

@@ -110,10 +110,14 @@ class Workers:
         self._ended = True
         for task in self._tasks:
             task.cancel()
-        if not self._tasks:
-            return 0
-        _, deaf = await asyncio.wait(self._tasks, timeout=within)
-        return len(deaf)
+        given_up = {task for task in self._abandoned if not task.done()}  # they have been waited for
+        waited_for = set(self._tasks) - given_up
+        deaf = (await asyncio.wait(waited_for, timeout=within))[1] if waited_for else set()
+        for task in deaf | given_up:
+            # asyncio.run() would cancel them once more at its end, and wait for ever
+            asyncio.tasks._unregister_task(task)
+            task._log_destroy_pending = False  # type: ignore[attr-defined] # they have been told of
+        return len(deaf) + len(given_up)
 
     def _wake(self) -> None:
         while self._sleeping:

@@ -18,12 +18,24 @@ from rabbitdlq.deaths import Arrival
 from rabbitdlq.failure import Failure
 from rabbitdlq.journal import JournalEvent, JournalWriter, read_journal
 from rabbitdlq.local_broker import BrokerAddress
+from rabbitdlq.management import ManagementApi
 from rabbitdlq.message import message_of
 from rabbitdlq.parking import Parking, new_park_id, park_properties
 from rabbitdlq.wire import Properties
-from tests.broker.kit import Bench
+from tests.broker.kit import Bench, until
 
-__all__ = ["Management", "account", "events_of", "letter_for", "letters_left", "nack_away", "park", "taken", "words"]
+__all__ = [
+    "Management",
+    "account",
+    "events_of",
+    "letter_for",
+    "letters_left",
+    "nack_away",
+    "park",
+    "policy_known",
+    "taken",
+    "words",
+]
 
 
 def letter_for(
@@ -157,6 +169,17 @@ class Management:
             yield
         finally:
             await self.delete(path)
+
+
+async def policy_known(address: BrokerAddress, queue: str, key: str) -> None:
+    """Return when the queue has it; that may take the broker a moment."""
+
+    async def known() -> bool:
+        async with ManagementApi(address.management_url) as api:
+            state = await api.queue("/", queue)
+        return state is not None and key in (state.policy or {}) and state.messages is not None
+
+    await until(known, f"the policy of {queue}")
 
 
 @asynccontextmanager

@@ -14,7 +14,7 @@ from rabbitdlq.dead_letters.replay import Target
 from rabbitdlq.local_broker import BrokerAddress
 from rabbitdlq.management import ManagementApi
 from tests.broker.kit import Bench, until
-from tests.broker.operator_kit import Management, account, park
+from tests.broker.operator_kit import Management, account, park, policy_known
 
 pytestmark = pytest.mark.parametrize("queue_type", ["quorum"])
 
@@ -50,15 +50,6 @@ async def counted(address: BrokerAddress, queue: str) -> None:
         return state is not None and None not in (state.policy, state.consumers, state.messages)
 
     await until(known, f"figures of {queue}")
-
-
-async def policy_known(address: BrokerAddress, queue: str, key: str) -> None:
-    async def known() -> bool:
-        async with ManagementApi(address.management_url) as api:
-            state = await api.queue("/", queue)
-        return state is not None and key in (state.policy or {}) and state.messages is not None
-
-    await until(known, f"the policy of {queue}")
 
 
 async def test_a_target_that_is_ready_has_no_warning(bench: Bench, broker: BrokerAddress) -> None:

@@ -1,0 +1,105 @@
+"""Into a rung by a publish: for messages that a nack would not bring there."""
+
+import asyncio
+import contextlib
+from datetime import UTC, datetime, timedelta
+from typing import Literal
+
+import structlog
+
+from rabbitdlq.broker import Delivery, Outgoing, PublishLink
+from rabbitdlq.errors import BrokerError, PublishRefused
+from rabbitdlq.message import Message
+from rabbitdlq.topology import Rung, Topology
+from rabbitdlq.wire import Properties
+
+__all__ = ["Rungs", "Settlement"]
+
+Settlement = Literal["done", "left_to_broker", "given_back", "too_late"]
+
+log = structlog.stdlib.get_logger(__name__)
+
+#: between two tries: the rung's delay, within these bounds
+_SHORTEST_PAUSE, _LONGEST_PAUSE = timedelta(seconds=1), timedelta(seconds=30)
+
+
+class Rungs:
+    """The ladder of one topology, as a publisher reaches it."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        link: PublishLink,
+        *,
+        stopping: asyncio.Event,
+        over: asyncio.Event,
+        timeout: timedelta,
+    ) -> None:
+        """``stopping``: set when the consumer is to end; ``over``: set when the broker sends no more; ``timeout`` of
+        each publish."""
+        self._topology = topology
+        self._link = link
+        self._stopping = stopping
+        self._over = over
+        self._timeout = timeout
+        #: when the last message that was put here is to be back
+        self.until = datetime.min.replace(tzinfo=UTC)
+
+    async def put_or_keep(
+        self, delivery: Delivery, message: Message, rung: Rung, properties: Properties, *, else_nack: bool = False
+    ) -> Settlement:
+        """Put it into the rung and ack it when that is confirmed; until then it is kept, unless ``else_nack``.
+
+        A consumer that ends gives back what it keeps. A crash between confirm and ack runs it twice: once from the
+        rung, and once because the broker delivers it again.
+        """
+        told = False
+        while (error := await self._put(message, rung, properties)) is not None:
+            # what the broker will never take from us it may well move by itself
+            nack = else_nack or (isinstance(error, PublishRefused) and not error.later)
+            if not told:
+                told = True
+                log.warning(
+                    "rung_unreachable",
+                    message_id=message.id,
+                    queue=message.queue,
+                    rung=rung.queue,
+                    error=str(error),
+                    consequence="nacked: it goes on from the rung it came from"
+                    if nack
+                    else "kept until it can be put there, or the consumer ends",
+                )
+            if nack:
+                return "done" if delivery.nack(requeue=False) else "too_late"
+            # given back it would be here again at once, and each time one delivery nearer to the limit of its queue
+            await self._pause(min(max(rung.delay, _SHORTEST_PAUSE), _LONGEST_PAUSE))
+            if delivery.gone:
+                return "too_late"
+            if self._stopping.is_set():
+                return await self.give_back(delivery)
+        return "done" if delivery.ack() else "too_late"
+
+    async def _put(self, message: Message, rung: Rung, properties: Properties) -> BrokerError | None:
+        # the way a nack takes: who consumes need not have the right to write into any queue there is
+        key = message.queue if rung.number == 1 else self._topology.rungs[rung.number - 2].key
+        outgoing = Outgoing(self._topology.retry_exchange, key, message.body, properties)
+        try:
+            await self._link.publish(outgoing, timeout=self._timeout)
+        except BrokerError as error:
+            return error
+        self.until = max(self.until, datetime.now(UTC) + rung.delay)
+        return None
+
+    async def give_back(self, delivery: Delivery) -> Settlement:
+        """Put it back into the work queue at the consumer's end.
+
+        Not before the broker sends no more: it would be here again at once, a delivery nearer to the queue's limit.
+        """
+        if not delivery.gone:
+            await self._over.wait()
+        return "given_back" if delivery.nack(requeue=True) else "too_late"
+
+    async def _pause(self, time: timedelta) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(time.total_seconds()):
+                await self._stopping.wait()
