@@ -131,3 +131,35 @@ async def test_what_cannot_be_isolated_is_wrong_use_and_the_reason_is_told(shell
     for reason, done in zip(cases, found, strict=True):
         assert done.code == 2, done.err
         assert re.search(reason, done.lines[-1]), done.err
+
+
+DEAF = f"""{HANDLERS}
+import asyncio
+
+async def handle(message):
+    note(message, "started")
+    while True:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            continue
+"""
+
+
+async def test_a_process_whose_handlers_do_not_end_ends_all_the_same_and_a_supervisor_starts_it_anew(
+    shell: Shell,
+) -> None:
+    shell.write("shop.py", DEAF)
+    await shell.declare()
+    await shell.bench.send(shell.topology, *range(40))
+    words = ("consume", shell.queue, "--handler", "shop:handle", "--log-format", "json", "--concurrency", "2")
+    limits = ("--soft-timeout", "100ms", "--hard-timeout", "100ms", "--no-breaker", "--grace", "0s")
+
+    done = await shell(*words, *limits)
+    assert done.code == 1
+    assert "were left to themselves, more than the 10 that this process bears" in done.lines[-1]
+
+    supervisor = await shell.start(*words, *limits, "--processes", "2")
+    await supervisor.says("process_died")
+    await until(lambda: supervisor.err.count(b'"consumer_started"') >= 2, "and starts it anew")
+    await supervisor.kill()
