@@ -312,10 +312,13 @@ class Settler:
 
         Raises :class:`WireError` for broken properties.
         """
-        if not delivery.redelivered or not self.delivery_count_travels:
-            return delivery.redelivered
+        if not delivery.redelivered:
+            return False
         headers = delivery.properties().table
         count = headers.number("x-delivery-count")
+        if not self.delivery_count_travels:
+            # from 4.3 on a quorum queue counts crashes apart from what was given back
+            return "x-acquired-count" not in headers or (count is not None and count > 0)
         if count is None:  # a classic queue counts nothing, and calls nothing redelivered that came from a rung
             return True
         return count > rejections(deaths_of(headers), self._topology.name)

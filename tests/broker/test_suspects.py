@@ -156,3 +156,21 @@ async def test_a_killer_is_parked_though_its_claim_outlives_each_process(bench: 
         (letter,) = await dlq.peek_all()
     assert (letter.payload["n"], letter.reason, letter.attempts) == (1, "crashed", 1)
     assert names.SUSPECT not in letter.properties.table
+
+
+async def test_what_a_graceful_stop_gave_back_is_no_suspect_where_the_broker_tells_the_two_apart(bench: Bench) -> None:
+    """From 4.3 on, in quorum queues; elsewhere it runs one at a time, and is not blamed either."""
+    topology = await bench.declared(["50ms"])
+    handler = Slow()
+    await bench.send(topology, *range(6))
+    async with bench.running(topology, handler, concurrency=2, prefetch=6, grace=timedelta()) as consumer:
+        await until(lambda: consumer.signs.vitals().waiting == 4, "all are here")
+    assert consumer.summary.released == 6
+    handler = Slow()
+    tells = bench.queue_type == "quorum" and bench.raw.connection.version >= (4, 3)
+    async with bench.running(topology, handler, concurrency=6) as consumer:
+        await until(lambda: len(handler.seen) >= (6 if tells else 1), "they are begun")
+        handler.go.set()
+        await until(lambda: consumer.summary.succeeded == 6, "all are handled")
+    events = {event.event for event in await journal_of(bench, topology)}
+    assert (names.STARTED in events) is not tells
