@@ -75,6 +75,11 @@ $(BENCH_INSTALLED): pyproject.toml
 	@rm -rf $(@D)
 	@python="$(PYTHON)"; [ -n "$$python" ] || { \
 		echo "Python 3.11 or later is needed, as python3 on the PATH." >&2; exit 1; }; \
+	if ! "$$python" -c "import ensurepip" 2>/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "installing python3-venv" >&2; \
+		apt-get -qq update >&2; \
+		DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends python3-venv >/dev/null; \
+	fi; \
 	"$$python" -m venv $(@D) || { \
 		rm -rf $(@D); \
 		echo "$$python makes no virtual environments; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
