@@ -155,6 +155,29 @@ async def test_what_cannot_be_postponed_is_kept_and_not_sent_in_a_circle(bench: 
     assert await all_empty(bench, topology)
 
 
+@pytest.mark.parametrize("queue_type", ["quorum"])
+async def test_after_a_wait_on_the_last_rung_no_attempt_is_lost_where_rungs_cannot_be_reached(bench: Bench) -> None:
+    """A nack leads on from the rung it left: from the last one into the dead-letter queue."""
+    topology = await bench.declared(["50ms", "60ms", "70ms"])
+    channel = await bench.raw.channel()
+
+    class Unhooking(Scripted):
+        async def __call__(self, message: Message) -> None:
+            if message.attempt == 2:
+                await channel.exchange_delete(topology.retry_exchange)
+            await super().__call__(message)
+
+    handler = Unhooking(RetryAfter(0.065), ValueError("2"), ValueError("3"), None)
+    await bench.send(topology, 1)
+    with capture_logs() as logs:
+        async with bench.running(topology, handler) as consumer:
+            await until(lambda: _events(logs, "rung_unreachable"), "the rung cannot be reached")
+            await apply_topology(bench.raw.connection, topology)
+            await until(lambda: consumer.summary.succeeded, "it goes on")
+    assert handler.attempts == [1, 2, 3, 4]
+    assert await bench.raw.count(topology.dlq) == 0
+
+
 def _events(logs: list[Any], name: str) -> list[Any]:
     return [line for line in logs if line["event"] == name]
 
