@@ -30,7 +30,6 @@ from rabbitdlq.dead_letters import (
     Target,
     Where,
 )
-from rabbitdlq.durations import exponential
 from rabbitdlq.errors import (
     AccessDenied,
     AlreadyDone,
@@ -69,6 +68,7 @@ from rabbitdlq.idempotency import (
     record,
     store_of,
 )
+from rabbitdlq.limits import exponential
 from rabbitdlq.message import Message
 from rabbitdlq.metrics import ConsumerCollector
 from rabbitdlq.producer import Producer

@@ -1,12 +1,12 @@
-"""Durations as people write them (``500ms``, ``5s``, ``2m``, ``1h``, ``7d``) and as the broker wants them."""
+"""Durations as people write them (``500ms``, ``5s``, ``2m``, ``1h``, ``7d``) and as the broker wants them.
 
-import math
+This module imports nothing of ours: errors have durations, too.
+"""
+
 import re
 from datetime import timedelta
 
-from rabbitdlq.errors import ConfigurationError
-
-__all__ = ["MAX_MILLISECONDS", "MAX_RUNGS", "exponential", "format_duration", "milliseconds", "parse_duration"]
+__all__ = ["MAX_MILLISECONDS", "MAX_RUNGS", "format_duration", "milliseconds", "parse_duration"]
 
 MAX_RUNGS = 32
 #: the broker's timers are 32-bit: a longer x-message-ttl is taken and then cannot be kept
@@ -53,34 +53,3 @@ def format_duration(duration: timedelta) -> str:
     count = milliseconds(duration)
     unit = next(unit for unit in ("d", "h", "m", "s", "ms") if count % _UNITS[unit] == 0)
     return f"{count // _UNITS[unit]}{unit}"
-
-
-def exponential(
-    first: str | timedelta, rungs: int, *, factor: float = 2.0, longest: str | timedelta | None = None
-) -> tuple[timedelta, ...]:
-    """Delays that grow by ``factor``, none above ``longest``.
-
-    >>> [str(delay) for delay in exponential("5s", 4, factor=6, longest="10m")]
-    ['0:00:05', '0:00:30', '0:03:00', '0:10:00']
-
-    Raises :class:`ConfigurationError` for a factor below 1, no rungs, and a duration that is none or not above zero.
-    """
-    try:
-        start = parse_duration(first)
-        cap = None if longest is None else parse_duration(longest)
-    except ValueError as error:
-        raise ConfigurationError(f"exponential: {error}") from error
-    for duration in (start, cap):
-        if duration is not None and duration <= timedelta():
-            raise ConfigurationError(f"exponential: {duration} is not above zero")
-    if not (math.isfinite(factor) and factor >= 1):
-        raise ConfigurationError(f"exponential: factor is {factor}; below 1 the delays would shrink")
-    if not 1 <= rungs <= MAX_RUNGS:
-        raise ConfigurationError(f"exponential: {rungs} rungs; a ladder has 1 to {MAX_RUNGS}")
-    longest_possible = timedelta(milliseconds=MAX_MILLISECONDS)
-    ceiling = longest_possible if cap is None else min(cap, longest_possible)
-    delays, delay = [], min(start, ceiling)
-    for _ in range(rungs):
-        delays.append(timedelta(milliseconds=round(delay / timedelta(milliseconds=1))))
-        delay = ceiling if delay > ceiling / factor else delay * factor
-    return tuple(delays)

@@ -1,4 +1,4 @@
-"""Every error that a caller can meet. This module imports nothing.
+"""Every error that a caller can meet. This module imports nothing of ours but how durations are written.
 
 ::
 
@@ -31,6 +31,8 @@
 """
 
 from datetime import timedelta
+
+from rabbitdlq.durations import parse_duration
 
 __all__ = [
     "AccessDenied",
@@ -159,9 +161,15 @@ class RetryAfter(Transient):
     The message waits on the ladder's next rung that is slow enough, or on the slowest one ahead where none is.
     """
 
-    def __init__(self, delay: timedelta | float, message: str = "") -> None:
-        """``delay``: a timedelta, or seconds as in the ``Retry-After`` of HTTP."""
-        self.delay = delay if isinstance(delay, timedelta) else timedelta(seconds=delay)
+    def __init__(self, delay: timedelta | str | float, message: str = "") -> None:
+        """``delay``: a timedelta, a text like ``"30s"``, or seconds as in the ``Retry-After`` of HTTP.
+
+        Raises :class:`ConfigurationError` for anything else; in a handler that is a failure like any other.
+        """
+        try:
+            self.delay = timedelta(seconds=delay) if isinstance(delay, int | float) else parse_duration(delay)
+        except (ValueError, OverflowError) as error:  # no duration; nan or inf
+            raise ConfigurationError(f"RetryAfter: delay: {error}") from error
         super().__init__(message or f"not before {self.delay.total_seconds():g} s have gone by")
 
 

@@ -13,6 +13,7 @@ from pydantic_core import PydanticSerializationError, to_json
 
 from rabbitdlq.broker import Outgoing, PublishLink, PublishReport, PublishStream, ensure_topology, new_id
 from rabbitdlq.errors import ConfigurationError
+from rabbitdlq.limits import TOPOLOGY_FORM, check_kind, checked_duration, optional_duration
 from rabbitdlq.topology import Topology
 from rabbitdlq.wire import Headers, Properties, WireError, plain_properties
 
@@ -45,7 +46,7 @@ def _outgoing(
     exchange: str = "",
     routing_key: str | None = None,
     priority: int | None = None,
-    expiration: timedelta | None = None,
+    expiration: timedelta | str | None = None,
     timestamp: datetime | None = None,
     correlation_id: str | None = None,
     type: str | None = None,
@@ -53,7 +54,7 @@ def _outgoing(
     """What :meth:`Producer.send` puts on the wire; raises :class:`ConfigurationError` for what cannot be sent."""
     body, default_type = encode_payload(payload)
     key = queue if routing_key is None else routing_key
-    message_id = message_id or new_id()
+    message_id, lasts = message_id or new_id(), optional_duration("expiration", expiration)
     try:
         seconds = time.time() if timestamp is None else timestamp.timestamp()
         if not headers and priority is None and expiration is None and correlation_id is None and type is None:
@@ -65,7 +66,7 @@ def _outgoing(
             delivery_mode=2,
             priority=priority,
             correlation_id=correlation_id,
-            expiration=None if expiration is None else str(round(expiration / timedelta(milliseconds=1))),
+            expiration=None if lasts is None else str(round(lasts / timedelta(milliseconds=1))),
             message_id=message_id,
             timestamp=int(seconds),
             type=type,
@@ -85,15 +86,15 @@ class Producer:
             await producer.send("orders", {"order": 17})
     """
 
-    def __init__(self, url: str, *, window: int = 500, timeout: timedelta = DEFAULT_TIMEOUT) -> None:
-        """``window``: publishes in flight at once; ``timeout``: for each publish, confirm included."""
+    def __init__(self, url: str, *, window: int = 500, timeout: timedelta | str = DEFAULT_TIMEOUT) -> None:
+        """``window``: publishes in flight at once; ``timeout``: for each publish, confirm included, like ``"30s"``."""
         if window < 1:
             raise ConfigurationError(f"window: {window} is below 1")
         self._link = PublishLink(url, "rabbitdlq producer")
         self._window = window
         self._in_flight = 0
         self._queueing: deque[asyncio.Future[None]] = deque()
-        self._timeout = timeout
+        self._timeout = checked_duration("timeout", timeout)
 
     async def send(
         self,
@@ -106,7 +107,7 @@ class Producer:
         exchange: str = "",
         routing_key: str | None = None,
         priority: int | None = None,
-        expiration: timedelta | None = None,
+        expiration: timedelta | str | None = None,
         timestamp: datetime | None = None,
         correlation_id: str | None = None,
         type: str | None = None,
@@ -188,6 +189,7 @@ class Producer:
         Raises :class:`TopologyMismatch` where it exists otherwise, and :class:`EntityNotFound` where it is missing and
         this account may not declare.
         """
+        check_kind("topology", topology, Topology, TOPOLOGY_FORM)
         await ensure_topology((await self._link.publisher()).connection, topology)
 
     async def connect(self) -> None:

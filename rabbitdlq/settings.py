@@ -75,11 +75,12 @@ class _File(BaseModel):
     queues: dict[str, QueueSettings]
 
 
-def load_topologies(path: Path) -> dict[str, Topology]:
+def load_topologies(path: Path | str) -> dict[str, Topology]:
     """The topologies of a ``rabbitdlq.toml`` by queue name.
 
     Raises :class:`ConfigurationError` naming the file, the key (or line and column) and the reason.
     """
+    path = Path(path)
     try:
         data = path.read_bytes()
     except FileNotFoundError as error:

@@ -220,7 +220,9 @@ class Publisher:
         if isinstance(error, lower.ChannelPreconditionFailed):
             return PublishRefused(str(ours))
         if sent and isinstance(ours, BrokerUnavailable):
-            return PublishUnconfirmed(f"{ours}; the connection was lost before the confirm")
+            # one without a text would be told by its class: "CancelledError; the connection was lost"
+            said = f"{ours};" if str(error) else f"{outgoing.what}:"
+            return PublishUnconfirmed(f"{said} the connection was lost before the confirm")
         return ours
 
     def _encode(self, outgoing: Outgoing) -> tuple[bytes, str]:

@@ -15,7 +15,7 @@ from rabbitdlq.errors import AlreadyDone, ConfigurationError, RetryAfter
 from rabbitdlq.failure import Failure
 from rabbitdlq.message import Message
 
-__all__ = ["Attempt", "Completed", "Failed", "Handler", "Interrupted", "Result"]
+__all__ = ["Attempt", "Completed", "Failed", "Handler", "Interrupted", "Result", "check_takes_message"]
 
 #: ``async def handler(message)`` or a plain function, which runs in a thread; what it returns is ignored
 Handler = Callable[[Message], Any]
@@ -58,10 +58,28 @@ Result = Completed | Failed | Interrupted
 
 
 def is_async(handler: Handler) -> bool:
-    """Whether the handler is to be awaited; raises :class:`ConfigurationError` for what cannot be called."""
+    """Whether the handler is to be awaited.
+
+    Raises :class:`ConfigurationError` for what cannot be called, or not with a message.
+    """
     if not callable(handler):
         raise ConfigurationError(f"handler: {handler!r} cannot be called")
+    name = getattr(handler, "__qualname__", None)
+    check_takes_message(f"handler: {handler!r}" if name is None else f"handler: {name}", handler)
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
+
+
+def check_takes_message(what: str, handler: Handler) -> None:
+    """Refuse a handler that every message would fail in, with ``what`` in front: it is not to be called with one."""
+    try:
+        # of a decorated one what is called itself: it may give the function inside more than the message
+        signature = inspect.signature(handler, follow_wrapped=False)
+    except (TypeError, ValueError):  # functions in C need not tell
+        return
+    try:
+        signature.bind(object())
+    except TypeError as error:
+        raise ConfigurationError(f"{what} cannot be called with one argument, the message: {error}") from error
 
 
 class Attempt:
@@ -70,7 +88,7 @@ class Attempt:
     def __init__(self, handler: Handler, classifier: Classifier, *, always_thread: bool = False) -> None:
         """``always_thread``: async handlers, too, run in a thread, on an event loop of their own.
 
-        Raises :class:`ConfigurationError` for a handler that cannot be called.
+        Raises :class:`ConfigurationError` for a handler that cannot be called with a message.
         """
         self._handler = handler
         self._classifier = classifier

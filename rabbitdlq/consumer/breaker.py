@@ -19,6 +19,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Literal
 
 from rabbitdlq.errors import ConfigurationError
+from rabbitdlq.limits import checked_duration
 
 __all__ = ["Breaker", "BreakerState", "Change", "Circuit", "Position"]
 
@@ -41,23 +42,40 @@ class Breaker:
     """
 
     #: the attempts of this time are looked at
-    window: timedelta = timedelta(seconds=30)
+    window: timedelta
     #: fewer say nothing
-    min_attempts: int = 5
+    min_attempts: int
     #: it opens when this part of them failed, or more
-    share: float = 0.5
+    share: float
     #: to the first probe; each that fails doubles it
-    first_pause: timedelta = timedelta(seconds=5)
-    longest_pause: timedelta = timedelta(minutes=5)
+    first_pause: timedelta
+    longest_pause: timedelta
     #: errors of classes that nobody named count, too: a bug in the handler pauses the queue then
-    unknown: bool = False
+    unknown: bool
 
-    def __post_init__(self) -> None:
-        """Raises :class:`ConfigurationError` naming what makes no sense."""
+    def __init__(
+        self,
+        window: timedelta | str = timedelta(seconds=30),
+        min_attempts: int = 5,
+        share: float = 0.5,
+        first_pause: timedelta | str = timedelta(seconds=5),
+        longest_pause: timedelta | str = timedelta(minutes=5),
+        unknown: bool = False,
+    ) -> None:
+        """Times are timedeltas or texts like ``"30s"``. Raises :class:`ConfigurationError` for what makes no sense."""
+        put = object.__setattr__
+        for name, value in (("window", window), ("first_pause", first_pause), ("longest_pause", longest_pause)):
+            put(self, name, checked_duration(f"breaker: {name}", value))
+        put(self, "min_attempts", min_attempts)
+        put(self, "share", share)
+        put(self, "unknown", unknown)
+        self._check()
+
+    def _check(self) -> None:
         for name in ("window", "first_pause", "longest_pause"):
             value = getattr(self, name)
-            if not isinstance(value, timedelta) or value <= timedelta():
-                raise ConfigurationError(f"breaker: {name}: {value!r} is no time above zero")
+            if value <= timedelta():
+                raise ConfigurationError(f"breaker: {name}: {value.total_seconds():g} s is not above zero")
         if self.longest_pause < self.first_pause:
             raise ConfigurationError(
                 f"breaker: longest_pause: {self.longest_pause.total_seconds():g} s is below first_pause, "

@@ -37,6 +37,7 @@ from rabbitdlq.consumer.workers import Workers
 from rabbitdlq.errors import BrokerError, ConfigurationError, TopologyMismatch
 from rabbitdlq.idempotency import IdempotencyStore
 from rabbitdlq.journal import HistoryIndex, JournalWriter
+from rabbitdlq.limits import TOPOLOGY_FORM, check_kind, checked_duration
 from rabbitdlq.rates import Rate
 from rabbitdlq.topology import Topology
 
@@ -67,13 +68,13 @@ class Consumer:
         concurrency: int = 10,
         prefetch: int | None = None,
         drain: bool = False,
-        grace: timedelta = timedelta(seconds=30),
-        park_timeout: timedelta = PARK_TIMEOUT,
+        grace: timedelta | str = timedelta(seconds=30),
+        park_timeout: timedelta | str = PARK_TIMEOUT,
         worker: str | None = None,
         classify: Classes | None = None,
         payload_type: Any = None,
-        soft_timeout: timedelta | None = None,
-        hard_timeout: timedelta | None = None,
+        soft_timeout: timedelta | str | None = None,
+        hard_timeout: timedelta | str | None = None,
         isolation: IsolatedIn | None = None,
         max_memory: str | int | None = None,
         child_setup: Callable[[], Any] | None = None,
@@ -82,7 +83,7 @@ class Consumer:
         priority: int = 1,
         idempotency: IdempotencyStore | str | None = None,
         idempotency_key: KeyOf | None = None,
-        lease: timedelta | None = None,
+        lease: timedelta | str | None = None,
         management_url: str | None = None,
     ) -> None:
         """``prefetch``: unacknowledged deliveries, twice the concurrency unless given. ``drain``: end when work queue
@@ -100,23 +101,25 @@ class Consumer:
         among the consumers of a :class:`ConsumerGroup`. ``idempotency``: where to keep what was done, a store or its
         URL, so that a message that comes twice is handled once; ``idempotency_key``: by what it is known, its id
         unless given; ``lease``: how long a claim outlives the process that died with it, at least ``hard_timeout``.
-        ``management_url``: the API that tells how long the broker waits for handlers of this queue.
+        ``management_url``: the API that tells how long the broker waits for handlers of this queue. Times are
+        timedeltas or texts like "30s"; :class:`ConfigurationError` is raised for what cannot be used.
         """
+        check_kind("topology", topology, Topology, TOPOLOGY_FORM)
+        check_kind("breaker", breaker, (Breaker, type(None)), "a Breaker(...), or None for none")
+        park_timeout = checked_duration("park_timeout", park_timeout)
         options = options_of(handler)
         classes = dict(options.classify) | dict(classify or {})
         payload_type = options.payload_type if payload_type is None else payload_type
         timeouts = options.timeouts(soft_timeout, hard_timeout)
         isolated = options.isolated(isolation, max_memory, child_setup)
         self._rate = checked_rate(rate)
-        prefetch = prefetch_for(self._rate, concurrency, prefetch)
+        self._prefetch = prefetch = prefetch_for(self._rate, concurrency, prefetch)
         self.topology = topology
         self.concurrency = concurrency
         self.priority = priority
         self.worker = worker or f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:4]}"
         self._url = url
-        self._prefetch = prefetch
-        self._drain = drain
-        self._grace = grace
+        self._drain, self._grace = drain, checked_duration("grace", grace)
         self._settle_time = park_timeout * 3
         self._index = HistoryIndex()
         self._link = PublishLink(url, f"rabbitdlq park {topology.name} {self.worker}", patience=park_timeout)
@@ -124,7 +127,7 @@ class Consumer:
         journal = f"rabbitdlq journal {topology.name} {self.worker}"
         self._journal_link = PublishLink(url, journal, patience=timedelta())  # an event is worth no wait of a worker
         self._writer = JournalWriter(topology, self._journal_link)
-        self._stopping, self._over = asyncio.Event(), asyncio.Event()
+        self._stopping, self._over, self._hurry = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._settler = Settler(
             topology,
             self._link,
@@ -135,7 +138,6 @@ class Consumer:
             over=self._over,
             park_timeout=park_timeout,
         )
-        self._hurry = asyncio.Event()
         self._attempt = isolated.attempt(handler, classes, payload_type, timeouts)
         self._once = (
             None

@@ -10,6 +10,7 @@ from rabbitdlq.consumer.slots import Order, Slots
 from rabbitdlq.consumer.summary import ConsumerSummary
 from rabbitdlq.consumer.supervisor import added_up
 from rabbitdlq.errors import ConfigurationError, RabbitDLQError
+from rabbitdlq.limits import check_kind
 
 __all__ = ["ConsumerGroup"]
 
@@ -38,8 +39,12 @@ class ConsumerGroup:
         """``slots``: handlers at a time, over all; the sum of the concurrencies unless given, and then nobody ever
         waits for another.
 
-        Raises :class:`ConfigurationError` for no consumers, two of one queue, and fewer slots than are kept free.
+        Raises :class:`ConfigurationError` for what is no list of consumers, no consumers, two of one queue, and fewer
+        slots than are kept free.
         """
+        check_kind("consumers", consumers, Sequence, "a list of Consumers")
+        for place, consumer in enumerate(consumers):
+            check_kind(f"consumers[{place}]", consumer, Consumer, "a Consumer")
         if not consumers:
             raise ConfigurationError("consumers: there are none")
         names = [consumer.topology.name for consumer in consumers]

@@ -9,6 +9,7 @@ from rabbitdlq.consumer.classify import Classes, Kind, Rule
 from rabbitdlq.consumer.deadlines import HARD_TIMEOUT, SOFT_TIMEOUT, Timeouts
 from rabbitdlq.consumer.isolation import IsolatedIn, Isolation
 from rabbitdlq.consumer.once import KeyOf
+from rabbitdlq.limits import checked_duration, optional_duration
 
 __all__ = ["HandlerOptions", "handler", "options_of"]
 
@@ -28,16 +29,16 @@ class HandlerOptions:
     max_memory: str | int | None = None
     idempotency_key: KeyOf | None = None
 
-    def timeouts(self, soft: timedelta | None, hard: timedelta | None) -> Timeouts:
+    def timeouts(self, soft: timedelta | str | None, hard: timedelta | str | None) -> Timeouts:
         """Those given, else the handler's own, else the usual ones, of which the one fits itself to the other.
 
         Raises :class:`ConfigurationError` for what makes no sense.
         """
-        soft = self.soft_timeout if soft is None else soft
-        hard = self.hard_timeout if hard is None else hard
-        if soft is None:
-            soft = SOFT_TIMEOUT if hard is None else min(SOFT_TIMEOUT, hard)
-        return Timeouts(soft, max(HARD_TIMEOUT, soft) if hard is None else hard)
+        cancelled = self.soft_timeout if soft is None else checked_duration("soft_timeout", soft)
+        given_up = self.hard_timeout if hard is None else checked_duration("hard_timeout", hard)
+        if cancelled is None:
+            cancelled = SOFT_TIMEOUT if given_up is None else min(SOFT_TIMEOUT, given_up)
+        return Timeouts(cancelled, max(HARD_TIMEOUT, cancelled) if given_up is None else given_up)
 
     def isolated(
         self, where: str | None, max_memory: str | int | None, child_setup: Callable[[], Any] | None
@@ -54,8 +55,8 @@ def handler(
     *,
     classify: Classes | None = None,
     payload_type: Any = None,
-    soft_timeout: timedelta | None = None,
-    hard_timeout: timedelta | None = None,
+    soft_timeout: timedelta | str | None = None,
+    hard_timeout: timedelta | str | None = None,
     isolation: IsolatedIn | None = None,
     max_memory: str | int | None = None,
     idempotency_key: KeyOf | None = None,
@@ -66,12 +67,20 @@ def handler(
 
         @handler(classify={httpx.HTTPStatusError: External, KeyError: Permanent}, payload_type=Order)
         async def handle(message: Message) -> None: ...
+
+    Raises :class:`ConfigurationError` for a time that is none.
     """
+    options = HandlerOptions(
+        dict(classify or {}),
+        payload_type,
+        optional_duration("soft_timeout", soft_timeout),
+        optional_duration("hard_timeout", hard_timeout),
+        isolation,
+        max_memory,
+        idempotency_key,
+    )
 
     def mark(function: T) -> T:
-        options = HandlerOptions(
-            dict(classify or {}), payload_type, soft_timeout, hard_timeout, isolation, max_memory, idempotency_key
-        )
         setattr(function, _ATTRIBUTE, options)
         return function
 

@@ -13,6 +13,7 @@ from rabbitdlq.consumer.outcome import Dropped, Outcome, Postponed, Skipped, Suc
 from rabbitdlq.errors import ConfigurationError, External, IdempotencyError
 from rabbitdlq.failure import Failure
 from rabbitdlq.idempotency import Claim, IdempotencyStore, store_of
+from rabbitdlq.limits import checked_duration
 from rabbitdlq.message import Message
 
 __all__ = ["KeyOf", "Once"]
@@ -30,13 +31,13 @@ class Once:
     """Claims a message's key before its handler runs, and says afterwards how that went."""
 
     def __init__(
-        self, store: IdempotencyStore | str, key_of: KeyOf | None, lease: timedelta | None, timeouts: Timeouts
+        self, store: IdempotencyStore | str, key_of: KeyOf | None, lease: timedelta | str | None, timeouts: Timeouts
     ) -> None:
         """Raises :class:`ConfigurationError` for a URL that names no store, and for a lease that a handler outlasts."""
         self._owns = isinstance(store, str)
         self._store = store_of(store) if isinstance(store, str) else store
         self._key_of = key_of or _key_of
-        self.lease = timeouts.hard + LEASE_MARGIN if lease is None else lease
+        self.lease = timeouts.hard + LEASE_MARGIN if lease is None else checked_duration("lease", lease)
         if self.lease < timeouts.hard:
             raise ConfigurationError(
                 f"lease: {self.lease.total_seconds():g} s is below hard_timeout, {timeouts.hard.total_seconds():g} s: "

@@ -75,13 +75,16 @@ class SupervisorLink:
     once for all its processes, and ends this process with 2 for a :class:`ConfigurationError` and 1 for others.
     """
 
-    def __init__(self, environment: MutableMapping[str, str] = os.environ) -> None:
+    def __init__(self, environment: MutableMapping[str, str] | None = None) -> None:
         """Take the line out of the environment, so that programs which a handler starts do not take it for theirs.
+        ``environment``: this process's own unless given.
 
         Raises :class:`ConfigurationError` where the variable is there and the line is not.
         """
         self._socket: socket.socket | None = None
         self._stops = 0
+        # no default: help() shows those, and passwords are in it
+        environment = os.environ if environment is None else environment
         #: which of the supervisor's processes this is, from 1 on; 1 without a supervisor
         self.number = _number_of(environment.pop(NUMBER_VARIABLE, "1"))
         number = environment.pop(LINE_VARIABLE, None)

@@ -16,6 +16,7 @@ import structlog
 from rabbitdlq.consumer.summary import ConsumerSummary
 from rabbitdlq.consumer.supervised import LINE_VARIABLE, NUMBER_VARIABLE
 from rabbitdlq.errors import BrokerError, ConfigurationError, RabbitDLQError
+from rabbitdlq.limits import checked_duration
 
 __all__ = ["Backoff", "Ending", "Supervisor", "SupervisorReport", "Verdict", "added_up", "judged"]
 
@@ -225,8 +226,8 @@ class Supervisor:
         *,
         drain: bool = False,
         environment: Mapping[str, str] | None = None,
-        first_wait: timedelta = FIRST_WAIT,
-        longest_wait: timedelta = LONGEST_WAIT,
+        first_wait: timedelta | str = FIRST_WAIT,
+        longest_wait: timedelta | str = LONGEST_WAIT,
     ) -> None:
         """``drain``: a process that finished is not restarted, and the supervisor ends with the last one.
         ``environment``: of the processes, this one's unless given; the place for a broker URL, whose password would
@@ -241,7 +242,7 @@ class Supervisor:
         self._count = processes
         self._drain = drain
         self._environment = os.environ if environment is None else environment
-        self._waits = (first_wait, longest_wait)
+        self._waits = (checked_duration("first_wait", first_wait), checked_duration("longest_wait", longest_wait))
         self._stopping = asyncio.Event()
         self._stops = 0
         self._running: set[_Process] = set()

@@ -13,6 +13,8 @@ T = TypeVar("T")
 
 #: letters that are named in the journal together before they are sent: what a crash leaves in doubt
 BATCH = 200
+#: turns of the event loop in which what the journal is told goes out: one for the event, one for the message it is in
+TURNS = 2
 #: an event loop wakes up a millisecond late, which is several letters of a fast pace: so much is made up for
 CATCH_UP_SECONDS = 0.05
 
@@ -87,8 +89,11 @@ class Batches(Generic[T]):
         async for letter in letters:
             gathered.append(letter)
             if len(gathered) >= self.size:
-                # the journal is told of a batch while the one before is sent: its confirm comes behind theirs
+                # the journal is told of a batch before the one in front of it goes: told behind those letters it
+                # answered behind them, and by then nothing was under way
                 following, gathered = self._told(gathered), []
+                for _ in range(TURNS):
+                    await asyncio.sleep(0)
                 if ahead is not None:
                     async for each in self._opened(*ahead):
                         yield each

@@ -23,10 +23,11 @@ from rabbitdlq.dead_letters.report import RunReport
 from rabbitdlq.dead_letters.restore import Restoring
 from rabbitdlq.dead_letters.run_log import RunInfo
 from rabbitdlq.dead_letters.runner import PUBLISH_TIMEOUT
-from rabbitdlq.dead_letters.selection import Selection
+from rabbitdlq.dead_letters.selection import Selection, check_selection, checked_moment
 from rabbitdlq.dead_letters.session import Session
 from rabbitdlq.dead_letters.story import Story, last_replays, story_of, with_story
 from rabbitdlq.errors import ConfigurationError
+from rabbitdlq.limits import check_kind, optional_duration
 from rabbitdlq.message import Message
 from rabbitdlq.topology import Topology
 
@@ -83,6 +84,7 @@ class DLQManager(Session):
     async def _letters(
         self, limit: int | None, selection: Selection | None, on_progress: Callable[[int, int], None] | None
     ) -> AsyncGenerator[DeadLetter, None]:
+        check_selection(selection)
         async with self._browse(on_progress) as browser, aclosing(read_letters(browser, limit, selection)) as letters:
             async for letter in letters:
                 yield letter
@@ -90,16 +92,16 @@ class DLQManager(Session):
     async def groups(
         self,
         by: str = "fingerprint",
-        since: datetime | None = None,
+        since: datetime | timedelta | str | None = None,
         selection: Selection | None = None,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> list[Group]:
         """How many letters of each bug there are, most first; also by error, reason, routing-key, worker or type.
 
-        With ``since`` each group says whether it is new, growing or regressed since then. Memory grows with the number
-        of groups. Raises :class:`ConfigurationError` for another ``by``.
+        With ``since``, a moment as in a :class:`Selection`, each group says whether it is new, growing or regressed
+        since then. Memory grows with the number of groups. Raises :class:`ConfigurationError` for another ``by``.
         """
-        grouping = Grouping(by)
+        grouping, since = Grouping(by), checked_moment("since", since)
         async with aclosing(self._letters(None, selection, on_progress)) as letters:
             async for letter in letters:
                 grouping.add(letter)
@@ -154,7 +156,10 @@ class DLQManager(Session):
         message_id: str | None = None,
         headers: Mapping[str, Any] | None = None,
     ) -> str:
-        """Park a message by hand: one that a handler was given, or any payload. Gives its id once it is confirmed."""
+        """Park a message by hand: one that a handler was given, or any payload. Gives its id once it is confirmed.
+
+        A handler that pushes its message has to return then: if it raises, the message becomes a second letter, too.
+        """
         self._check_writable("push")
         if not isinstance(message, Message):
             message = message_to_push(self.topology, message, message_id, headers)
@@ -184,6 +189,7 @@ class DLQManager(Session):
         The plan can be given to :meth:`replay`, :meth:`drop` and :meth:`move` instead of a selection: they are done to
         these letters then, whatever has come since.
         """
+        check_selection(selection)
         async with self._browse(on_progress) as browser:
             return await Planner(self.topology, selection, grouped=True).read(browser)
 
@@ -205,7 +211,7 @@ class DLQManager(Session):
         to: Target | None = None,
         rate: float | None = None,
         canary: Canary | None = None,
-        watch: timedelta | None = None,
+        watch: timedelta | str | None = None,
         before: Callable[[ReplayPlan], Awaitable[None]] | None = None,
         stop: asyncio.Event | None = None,
         on_progress: Callable[[RunReport], None] | None = None,
@@ -224,8 +230,8 @@ class DLQManager(Session):
         if to is not None and (to.queue == self.topology.dlq or to.exchange == self.topology.dlx):
             raise ConfigurationError(f"{to} leads to where they are")
         operation = await self._operation("replay", what, stop, on_progress)
-        operation.target, operation.rate, operation.canary, operation.watch = to, rate, canary, watch
-        operation.before = before
+        operation.target, operation.rate, operation.canary, operation.before = to, rate, canary, before
+        operation.watch = optional_duration("watch", watch)
         return await self._run(operation, "replaying")
 
     async def replay_one(self) -> RunReport:
@@ -320,7 +326,7 @@ class DLQManager(Session):
         archive: str | Path | None = None,
         rate: float | None = None,
         canary: Canary | None = None,
-        watch: timedelta | None = None,
+        watch: timedelta | str | None = None,
         stop: asyncio.Event | None = None,
         on_progress: Callable[[RunReport], None] | None = None,
     ) -> RunReport:
@@ -331,10 +337,11 @@ class DLQManager(Session):
         :class:`RunNotFound` or :class:`ConfigurationError` where there is nothing to go on with.
         """
         resumed = await self._operation(operation, EVERYTHING, stop, on_progress)
+        resumed.watch = optional_duration("watch", watch)
         async with self._browse(doing=_DOING.get(operation, operation)) as browser:
             # under the lock: whoever is at it still, or goes on with it too, would write on
             state = await resumable(resumed.desk, run, operation)
-            resumed.resumed, resumed.rate, resumed.canary, resumed.watch = state, rate, canary, watch
+            resumed.resumed, resumed.rate, resumed.canary = state, rate, canary
             if state.started.target is not None:
                 resumed.target = Target(*state.started.target)
             if operation == "restore":
@@ -354,16 +361,14 @@ class DLQManager(Session):
         on_progress: Callable[[RunReport], None] | None,
     ) -> Operation:
         self._check_writable(name)
-        plan = what if isinstance(what, ReplayPlan) else None
-        if plan is not None and plan.queue != self.topology.name:
-            raise ConfigurationError(f"the plan is of dead letters of {plan.queue!r}, not of {self.topology.name!r}")
-        selection = Selection(frozenset({what})) if isinstance(what, str) else plan.selection if plan else what
-        assert isinstance(selection, Selection)
+        check_kind("what", what, (str, Selection, ReplayPlan), "an id, a plan, or Selection(ids=[...])")
+        if isinstance(what, ReplayPlan) and what.queue != self.topology.name:
+            raise ConfigurationError(f"the plan is of dead letters of {what.queue!r}, not of {self.topology.name!r}")
         return Operation(
             await self._desk(),
             name,
-            selection,
-            plan,
+            Selection([what]) if isinstance(what, str) else what.selection if isinstance(what, ReplayPlan) else what,
+            what if isinstance(what, ReplayPlan) else None,
             stop=stop or asyncio.Event(),
             on_progress=on_progress or (lambda _: None),
             strict=isinstance(what, str),

@@ -5,6 +5,7 @@ from datetime import timedelta
 
 from rabbitdlq.broker import Outgoing
 from rabbitdlq.dead_letters.browse import Held
+from rabbitdlq.limits import checked_duration
 from rabbitdlq.parking import quick_replay_properties, replay_properties, restored_properties
 from rabbitdlq.wire import Properties
 
@@ -41,11 +42,18 @@ class Target:
 class Canary:
     """Replay a few first, and go on only if few enough of them fail again."""
 
-    count: int = 20
+    count: int
     #: for each of them to succeed or fail
-    wait: timedelta = timedelta(minutes=2)
+    wait: timedelta
     #: of those sent, from 0 to 1
-    abort_above: float = 0.1
+    abort_above: float
+
+    def __init__(self, count: int = 20, wait: timedelta | str = timedelta(minutes=2), abort_above: float = 0.1) -> None:
+        """``wait``: a timedelta, or a text like ``"2m"``; raises :class:`ConfigurationError` for what is none."""
+        put = object.__setattr__
+        put(self, "count", count)
+        put(self, "wait", checked_duration("canary: wait", wait))
+        put(self, "abort_above", abort_above)
 
 
 def outgoing_replay(held: Held, target: Target | None) -> Outgoing:

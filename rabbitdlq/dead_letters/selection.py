@@ -1,16 +1,19 @@
 """Which dead letters are meant: filters that combine, without any I/O."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Self
 
 from rabbitdlq.dead_letter import DeadLetter
 from rabbitdlq.dead_letters.where import Where, glob
+from rabbitdlq.durations import parse_duration
 from rabbitdlq.errors import ConfigurationError
 from rabbitdlq.failure import Failure
+from rabbitdlq.limits import check_kind
 
-__all__ = ["NumberRange", "Selection", "Where", "error_line"]
+__all__ = ["NumberRange", "Selection", "Where", "check_selection", "checked_moment", "error_line"]
 
 _NUMBER = re.compile(r"(?P<sign><=|>=|<|>|=|==)?\s*(?P<number>\d{1,9})", re.ASCII)
 _FROM_TO = re.compile(r"(\d{1,9})\s*-\s*(\d{1,9})", re.ASCII)
@@ -76,40 +79,74 @@ class Selection:
     """
 
     #: message ids or park ids; any where empty
-    ids: frozenset[str] = frozenset()
-    reasons: frozenset[str] = frozenset()
+    ids: frozenset[str]
+    reasons: frozenset[str]
     #: a glob (``*`` and ``?``), for "Type: first line of the message" and for the type alone; case counts
-    error: str | None = None
+    error: str | None
     #: whole, or its first six digits or more
-    fingerprint: str | None = None
+    fingerprint: str | None
     #: a glob, for the publisher's routing key
-    routing_key: str | None = None
+    routing_key: str | None
     #: parked before this moment
-    older_than: datetime | None = None
+    older_than: datetime | None
     #: parked at this moment or after it
-    newer_than: datetime | None = None
-    attempts: NumberRange | None = None
-    lap: NumberRange | None = None
-    where: Where | None = None
+    newer_than: datetime | None
+    attempts: NumberRange | None
+    lap: NumberRange | None
+    where: Where | None
     #: letters that the loop breaker holds belong to it although they are not named by id
-    held: bool = False
+    held: bool
     #: at most so many, the oldest
-    limit: int | None = None
+    limit: int | None
 
-    def __post_init__(self) -> None:
-        """Raises :class:`ConfigurationError` for what can never be meant."""
+    def __init__(
+        self,
+        ids: Iterable[str] = frozenset(),
+        reasons: Iterable[str] = frozenset(),
+        error: str | None = None,
+        fingerprint: str | None = None,
+        routing_key: str | None = None,
+        older_than: datetime | timedelta | str | None = None,
+        newer_than: datetime | timedelta | str | None = None,
+        attempts: NumberRange | int | str | None = None,
+        lap: NumberRange | int | str | None = None,
+        where: Where | str | None = None,
+        held: bool = False,
+        limit: int | None = None,
+    ) -> None:
+        """``older_than``, ``newer_than``: a datetime with a time zone, or how long ago, a timedelta or like ``"2h"``.
+
+        ``attempts``, ``lap``: a number, or a range like ``">=3"`` or ``"2-5"``; ``where``: a condition. Raises
+        :class:`ConfigurationError` for what can never be meant: letters are deleted by this.
+        """
+        put = object.__setattr__
+        put(self, "ids", _texts("ids", ids))
+        put(self, "reasons", _texts("reasons", reasons))
+        for name, text in (("error", error), ("fingerprint", fingerprint), ("routing_key", routing_key)):
+            if text is not None:
+                check_kind(name, text, str, "a text")
+            put(self, name, text)
+        put(self, "older_than", checked_moment("older_than", older_than))
+        put(self, "newer_than", checked_moment("newer_than", newer_than))
+        put(self, "attempts", _range("attempts", attempts))
+        put(self, "lap", _range("lap", lap))
+        put(self, "where", _condition(where))
+        put(self, "held", held)
+        put(self, "limit", limit)
+        self._check()
+
+    def _check(self) -> None:
         if self.fingerprint is not None and not (
             _FINGERPRINT.fullmatch(self.fingerprint) and len(self.fingerprint) >= _SHORTEST_FINGERPRINT
         ):
             raise ConfigurationError(
                 f"fingerprint {self.fingerprint!r}: give at least {_SHORTEST_FINGERPRINT} of its hex digits (0-9, a-f)"
             )
-        if self.limit is not None and self.limit < 0:
-            raise ConfigurationError(f"limit {self.limit}: it is below zero")
-        for name in ("older_than", "newer_than"):
-            moment = getattr(self, name)
-            if moment is not None and moment.tzinfo is None:
-                raise ConfigurationError(f"{name} {moment.isoformat()}: it has no time zone")
+        if self.limit is not None:
+            if type(self.limit) is not int:
+                raise ConfigurationError(f"limit: {self.limit!r} is no whole number")
+            if self.limit < 0:
+                raise ConfigurationError(f"limit {self.limit}: it is below zero")
 
     @property
     def everything(self) -> bool:
@@ -169,7 +206,7 @@ class Selection:
     def describe(self) -> str:
         """In words for people and for the journal; "all" where nothing narrows it down.
 
-        >>> Selection(reasons=frozenset({"exhausted"}), error="KeyError*").describe()
+        >>> Selection(reasons=["exhausted"], error="KeyError*").describe()
         "reason=exhausted error='KeyError*'"
         """
         words: list[str] = []
@@ -194,6 +231,63 @@ class Selection:
         words += ["including held"] if self.held else []
         words += [f"limit={self.limit}"] if self.limit is not None else []
         return " ".join(words)
+
+
+def check_selection(selection: object) -> None:
+    """Refuse what is neither a selection nor None."""
+    check_kind("selection", selection, (Selection, type(None)), "a Selection, like Selection(ids=[...])")
+
+
+def checked_moment(key: str, value: datetime | timedelta | str | None) -> datetime | None:
+    """The moment that is meant: itself, or so long ago; raises :class:`ConfigurationError` for anything else."""
+    if value is None:
+        return None
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            raise ConfigurationError(f"{key} {value.isoformat()}: it has no time zone")
+        return value
+    try:
+        return datetime.now(UTC) - parse_duration(value)
+    except (ValueError, OverflowError) as error:
+        raise ConfigurationError(
+            f"{key}: {value!r} is no time; give a datetime with a time zone, or how long ago: a timedelta or a text "
+            'like "2h"'
+        ) from error
+
+
+def _texts(key: str, values: Iterable[str]) -> frozenset[str]:
+    """The texts; one alone would be taken for its letters, and match by parts of it."""
+    if isinstance(values, str):
+        raise ConfigurationError(f"{key}: {values!r} is one text; write a list, like [{values!r}]")
+    try:
+        texts = list(values)
+    except TypeError as error:
+        raise ConfigurationError(f"{key}: {values!r} is no list of texts") from error
+    for text in texts:
+        check_kind(key, text, str, "texts")
+    if not texts and not isinstance(values, frozenset):
+        # a program that found nothing to name must not delete everything
+        raise ConfigurationError(f"{key}: there are none; leave it out if any will do")
+    return frozenset(texts)
+
+
+def _range(key: str, value: NumberRange | int | str | None) -> NumberRange | None:
+    if value is None or isinstance(value, NumberRange):
+        return value
+    if type(value) is int:
+        return NumberRange(value, value)
+    check_kind(key, value, str, 'a number, or a text like ">=3" or "2-5"')
+    try:
+        return NumberRange.parse(str(value))
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{key}: {error}") from error
+
+
+def _condition(value: Where | str | None) -> Where | None:
+    if value is None or isinstance(value, Where):
+        return value
+    check_kind("where", value, str, 'a condition like "payload.customer.id == 42"')
+    return Where(value)
 
 
 def _named(ids: frozenset[str]) -> str:

@@ -14,6 +14,7 @@ from rabbitdlq.dead_letters.browse import Browser
 from rabbitdlq.dead_letters.operation import Desk
 from rabbitdlq.errors import DeadLettersInUse, ReadOnly
 from rabbitdlq.journal import JournalWriter
+from rabbitdlq.limits import TOPOLOGY_FORM, check_kind
 from rabbitdlq.topology import Topology
 
 __all__ = ["Session"]
@@ -25,8 +26,10 @@ class Session:
     def __init__(self, topology: Topology, *, url: str, who: str | None = None, read_only: bool = False) -> None:
         """``who`` is written to the journal; user and host of this process unless given.
 
-        With ``read_only`` everything that changes something raises :class:`ReadOnly`.
+        With ``read_only`` everything that changes something raises :class:`ReadOnly`. Raises
+        :class:`ConfigurationError` for what is no topology.
         """
+        check_kind("topology", topology, Topology, TOPOLOGY_FORM)
         self.topology = topology
         self._read_only = read_only
         self.who = who or f"{_user()}@{socket.gethostname()}"

@@ -1,20 +1,20 @@
 """What bulk operations have to know of a letter: a few headers, not the whole story, which costs ten times as much."""
 
 import hashlib
-from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 
 from rabbitdlq import names
 from rabbitdlq.dead_letter import DeadLetter, harms, read_time
 from rabbitdlq.glance import glance
 from rabbitdlq.message import MAX_LAP
 from rabbitdlq.texts import printable
-from rabbitdlq.wire import Properties, WireError, decoded
+from rabbitdlq.wire import Properties, WireError, decoded, remembered
 
 __all__ = ["Traits", "key_of", "traits_of"]
 
-_BYTES = {
-    name: name.encode()
+_PARK_ID, _LAP, _REPEATED, _REASON, _FINGERPRINT, _QUEUE, _PARKED_AT = (
+    name.encode()
     for name in (
         names.PARK_ID,
         names.LAP,
@@ -23,18 +23,18 @@ _BYTES = {
         names.FINGERPRINT,
         names.QUEUE,
         names.PARKED_AT,
-        names.EXCHANGE,
-        names.ROUTING_KEY,
-        names.FIRST_FAILED_AT,
     )
-}
-_WANTED = frozenset(_BYTES.values())
+)
 #: what the first publisher set, as a consumer notes it when it parks a message
-_NOTED_BY_PARKING = frozenset(_BYTES[name] for name in (names.EXCHANGE, names.ROUTING_KEY, names.FIRST_FAILED_AT))
+_NOTED_BY_PARKING = frozenset(name.encode() for name in (names.EXCHANGE, names.ROUTING_KEY, names.FIRST_FAILED_AT))
+_WANTED = frozenset({_PARK_ID, _LAP, _REPEATED, _REASON, _FINGERPRINT, _QUEUE, _PARKED_AT, *_NOTED_BY_PARKING})
+_COUNTS = frozenset(name.encode() for name in names.DELIVERY_COUNTS)
+#: with which the names of all headers that harm begin
+_FIRST = frozenset(b"xCB")
+_STRING = ord("S")
 
 
-@dataclass(frozen=True, slots=True)
-class Traits:
+class Traits(NamedTuple):
     """One letter, as runs and plans know it."""
 
     #: the park id, or a digest of what the broker parked: the same at every reading
@@ -64,29 +64,22 @@ def traits_of(work_queue: str, body: bytes, encoded: bytes) -> Traits:
     except WireError:
         return _by_the_letter(DeadLetter.parse(work_queue, body, Properties()), readable=False)
     headers = seen.headers
-    park_id = _text(headers, names.PARK_ID)
+    park_id = _text(headers.get(_PARK_ID))
     # with x-death it went on after it was parked, and which of the two counts is not to be seen at a glance
     if not park_id or seen.noted or not seen.message_id:
         return _by_the_letter(DeadLetter.parse(work_queue, body, Properties.parse(encoded)))
-    lap = decoded(headers[_LAP]) if _LAP in headers else 1
     return Traits(
         key=park_id,
         id=printable(seen.message_id.decode("utf-8", "surrogateescape")),
-        lap=lap if type(lap) is int and 1 <= lap <= MAX_LAP else 1,
+        lap=_lap(headers[_LAP]) if _LAP in headers else 1,
         repeated=headers.get(_REPEATED) == b"t\x01",
-        reason=_text(headers, names.REASON) or "unknown",
-        fingerprint=_text(headers, names.FINGERPRINT),
-        queue=printable(_text(headers, names.QUEUE) or work_queue),
-        parked_at=read_time(_text(headers, names.PARKED_AT)),
+        reason=_text(headers.get(_REASON)) or "unknown",
+        fingerprint=_text(headers.get(_FINGERPRINT)),
+        queue=printable(_text(headers.get(_QUEUE)) or work_queue),
+        parked_at=read_time(_text(headers.get(_PARKED_AT))),
         size=len(body),
         plain=headers.keys() >= _NOTED_BY_PARKING,
     )
-
-
-_COUNTS = frozenset(name.encode() for name in names.DELIVERY_COUNTS)
-#: with which the names of all headers that harm begin
-_FIRST = frozenset(b"xCB")
-_LAP, _REPEATED = names.LAP.encode(), names.REPEATED.encode()
 
 
 def _is_noted(name: bytes) -> bool:
@@ -94,12 +87,20 @@ def _is_noted(name: bytes) -> bool:
     return name not in _COUNTS and harms(name.decode("utf-8", "surrogateescape"))
 
 
-def _text(headers: dict[bytes, bytes], name: str) -> str:
-    raw = headers.get(_BYTES[name])
-    if raw is None or raw[:1] != b"S":
+def _text(raw: bytes | None) -> str:
+    """The text of a value's bytes; "" where it is none."""
+    if raw is None or raw[0] != _STRING:
         return ""
-    value = decoded(raw)
-    return value if isinstance(value, str) else ""
+    try:
+        return raw[5:].decode()  # behind the type and the length
+    except UnicodeDecodeError:
+        return ""
+
+
+@remembered
+def _lap(raw: bytes) -> int:
+    lap = decoded(raw)
+    return lap if type(lap) is int and 1 <= lap <= MAX_LAP else 1
 
 
 def _by_the_letter(letter: DeadLetter, *, readable: bool = True) -> Traits:

@@ -13,7 +13,7 @@ from rabbitdlq.idempotency.store import IdempotencyStore
 __all__ = ["store_of"]
 
 
-def store_of(url: str, *, namespace: str = DEFAULT_NAMESPACE, keep: timedelta = DEFAULT_KEEP) -> IdempotencyStore:
+def store_of(url: str, *, namespace: str = DEFAULT_NAMESPACE, keep: timedelta | str = DEFAULT_KEEP) -> IdempotencyStore:
     """The store, not yet open: ``memory:``, ``sqlite:path/to/file.db``, ``redis://...``, ``rediss://...``,
     ``postgresql://...``.
 

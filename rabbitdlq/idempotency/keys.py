@@ -6,6 +6,7 @@ import secrets
 from datetime import timedelta
 
 from rabbitdlq.errors import AlreadyDone, ConfigurationError
+from rabbitdlq.limits import checked_duration
 
 __all__ = [
     "DEFAULT_KEEP",
@@ -62,11 +63,12 @@ def checked_namespace(namespace: str) -> str:
     return namespace
 
 
-def span(key: str, duration: timedelta) -> int:
+def span(key: str, time: timedelta | str) -> int:
     """Whole milliseconds of a lease or of ``keep``, called ``key`` in errors; a fraction counts as a whole one.
 
-    Raises :class:`ConfigurationError` for a duration that is not above zero, or is longer than ten years.
+    Raises :class:`ConfigurationError` for what is no duration, is not above zero, or is longer than ten years.
     """
+    duration = checked_duration(f"idempotency: {key}", time)
     if not timedelta() < duration <= _LONGEST:
         raise ConfigurationError(f"idempotency: {key} is {duration}; it must be above zero and at most ten years")
     return -(-duration // timedelta(milliseconds=1))

@@ -34,7 +34,7 @@ class MemoryStore(IdempotencyStore):
         *,
         max_keys: int = 100_000,
         namespace: str = DEFAULT_NAMESPACE,
-        keep: timedelta = DEFAULT_KEEP,
+        keep: timedelta | str = DEFAULT_KEEP,
         clock: Callable[[], datetime] = utc_now,
     ) -> None:
         """``max_keys``: the most done keys; the oldest is forgotten for one more. ``clock``: gives aware datetimes."""

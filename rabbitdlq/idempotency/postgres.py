@@ -118,7 +118,7 @@ class PostgresStore(IdempotencyStore):
     not yet committed is busy, even when its lease has ended.
     """
 
-    def __init__(self, url: str, *, namespace: str = DEFAULT_NAMESPACE, keep: timedelta = DEFAULT_KEEP) -> None:
+    def __init__(self, url: str, *, namespace: str = DEFAULT_NAMESPACE, keep: timedelta | str = DEFAULT_KEEP) -> None:
         """``url``: ``postgresql://user:password@host:5432/database``; options of libpq in its query.
 
         Raises :class:`ConfigurationError` for a URL that cannot be read, or where psycopg is not installed.
@@ -256,7 +256,7 @@ async def _claim(connection: "AsyncConnection[Any]", values: dict[str, Any]) -> 
     return Claim("busy")
 
 
-def record_in_postgres(connection: "Connection[Any]", key: str, namespace: str, keep: timedelta) -> None:
+def record_in_postgres(connection: "Connection[Any]", key: str, namespace: str, keep: timedelta | str) -> None:
     """Write the key down as done in the connection's transaction; see :func:`rabbitdlq.idempotency.record`."""
     import psycopg  # noqa: PLC0415 - an extra, see above
 
@@ -269,7 +269,7 @@ def record_in_postgres(connection: "Connection[Any]", key: str, namespace: str, 
 
 
 async def record_in_postgres_async(
-    connection: "AsyncConnection[Any]", key: str, namespace: str, keep: timedelta
+    connection: "AsyncConnection[Any]", key: str, namespace: str, keep: timedelta | str
 ) -> None:
     """Write the key down as done in the connection's transaction; see :func:`rabbitdlq.idempotency.record`."""
     import psycopg  # noqa: PLC0415 - an extra, see above
@@ -282,7 +282,7 @@ async def record_in_postgres_async(
     check_recorded(key, count)
 
 
-def _mark(key: str, namespace: str, keep: timedelta) -> dict[str, Any]:
+def _mark(key: str, namespace: str, keep: timedelta | str) -> dict[str, Any]:
     return {"namespace": namespace, "key": stored_key(key), "keep": span("keep", keep)}
 
 

@@ -9,6 +9,7 @@ from rabbitdlq.errors import ConfigurationError
 from rabbitdlq.idempotency.keys import DEFAULT_KEEP, DEFAULT_NAMESPACE, checked_namespace
 from rabbitdlq.idempotency.postgres import record_in_postgres, record_in_postgres_async
 from rabbitdlq.idempotency.sqlite import record_in_sqlite
+from rabbitdlq.limits import check_kind
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection, Connection
@@ -18,22 +19,26 @@ __all__ = ["record"]
 
 @overload
 def record(
-    connection: "sqlite3.Connection | Connection[Any]", key: str, *, namespace: str = ..., keep: timedelta = ...
+    connection: "sqlite3.Connection | Connection[Any]",
+    key: str | None,
+    *,
+    namespace: str = ...,
+    keep: timedelta | str = ...,
 ) -> None: ...
 
 
 @overload
 def record(
-    connection: "AsyncConnection[Any]", key: str, *, namespace: str = ..., keep: timedelta = ...
+    connection: "AsyncConnection[Any]", key: str | None, *, namespace: str = ..., keep: timedelta | str = ...
 ) -> Awaitable[None]: ...
 
 
 def record(
     connection: "sqlite3.Connection | Connection[Any] | AsyncConnection[Any]",
-    key: str,
+    key: str | None,
     *,
     namespace: str = DEFAULT_NAMESPACE,
-    keep: timedelta = DEFAULT_KEEP,
+    keep: timedelta | str = DEFAULT_KEEP,
 ) -> Awaitable[None] | None:
     """Write ``key`` down as done in the open transaction of ``connection``: it commits with the work, or not at all.
 
@@ -48,9 +53,16 @@ def record(
     comes again, and is found to be done.
 
     Raises :class:`AlreadyDone` where the key is done: roll back, and let the error leave the handler. Raises
-    :class:`ConfigurationError` for another kind of connection and for one that would commit the mark by itself,
-    :class:`IdempotencyError` where that database has no table for it, and else what the driver raises.
+    :class:`ConfigurationError` for another kind of connection, for one that would commit the mark by itself, and where
+    the message has no key, :class:`IdempotencyError` where that database has no table for it, and else what the driver
+    raises.
     """
+    if key is None:
+        raise ConfigurationError(
+            "record: the message has no key: its consumer has no idempotency store (idempotency=..., --idempotency), "
+            "or the message no id, and then idempotency_key=... has to make one of it"
+        )
+    check_kind("record: key", key, str, "message.idempotency_key")
     checked_namespace(namespace)
     if isinstance(connection, sqlite3.Connection):
         record_in_sqlite(connection, key, namespace, keep)

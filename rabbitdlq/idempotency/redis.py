@@ -49,7 +49,7 @@ class RedisStore(IdempotencyStore):
     ``noeviction`` or one of ``volatile-*`` with room for all keys, or keys are forgotten early.
     """
 
-    def __init__(self, url: str, *, namespace: str = DEFAULT_NAMESPACE, keep: timedelta = DEFAULT_KEEP) -> None:
+    def __init__(self, url: str, *, namespace: str = DEFAULT_NAMESPACE, keep: timedelta | str = DEFAULT_KEEP) -> None:
         """``url``: ``redis://user:password@host:6379/0``, ``rediss://`` for TLS; options of redis-py in its query.
 
         Raises :class:`ConfigurationError` for a URL that cannot be read, or where redis-py is not installed.

@@ -73,7 +73,7 @@ class SQLiteStore(IdempotencyStore):
         *,
         timeout: timedelta = DEFAULT_TIMEOUT,
         namespace: str = DEFAULT_NAMESPACE,
-        keep: timedelta = DEFAULT_KEEP,
+        keep: timedelta | str = DEFAULT_KEEP,
         clock: Callable[[], datetime] = utc_now,
     ) -> None:
         """``path``: is made if it is missing, its directory is not. ``clock``: gives aware datetimes."""
@@ -174,7 +174,7 @@ class SQLiteStore(IdempotencyStore):
         return self._error(f"{error}{_advice(error, self._path, self._timeout)}")
 
 
-def record_in_sqlite(connection: sqlite3.Connection, key: str, namespace: str, keep: timedelta) -> None:
+def record_in_sqlite(connection: sqlite3.Connection, key: str, namespace: str, keep: timedelta | str) -> None:
     """Write the key down as done in the connection's transaction; see :func:`rabbitdlq.idempotency.record`."""
     driver_begins = connection.isolation_level is not None and getattr(connection, "autocommit", -1) is not True
     if not connection.in_transaction and not driver_begins:

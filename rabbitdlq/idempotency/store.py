@@ -9,6 +9,7 @@ from typing import Literal, Self
 
 from rabbitdlq.errors import IdempotencyError
 from rabbitdlq.idempotency.keys import DEFAULT_KEEP, DEFAULT_NAMESPACE, checked_namespace, span
+from rabbitdlq.limits import checked_duration
 
 __all__ = ["Claim", "IdempotencyStore"]
 
@@ -41,11 +42,14 @@ class IdempotencyStore(ABC):
     to say the same again is always right.
     """
 
-    def __init__(self, *, namespace: str = DEFAULT_NAMESPACE, keep: timedelta = DEFAULT_KEEP) -> None:
-        """``keep``: how long a done key is known. Raises :class:`ConfigurationError` for options that cannot be."""
+    def __init__(self, *, namespace: str = DEFAULT_NAMESPACE, keep: timedelta | str = DEFAULT_KEEP) -> None:
+        """``keep``: how long a done key is known, a timedelta or a text like ``"7d"``.
+
+        Raises :class:`ConfigurationError` for options that cannot be.
+        """
         self.namespace = checked_namespace(namespace)
-        self.keep = keep
         self._keep_ms = span("keep", keep)
+        self.keep = checked_duration("idempotency: keep", keep)
         #: consumers of one process may share a store, and each opens it
         self._opening = asyncio.Lock()
 

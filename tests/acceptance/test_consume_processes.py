@@ -15,9 +15,10 @@ import pytest
 import structlog
 
 from rabbitdlq import BrokerError, ConsumerSummary
-from rabbitdlq.consumer.supervisor import Supervisor
+from rabbitdlq.consumer.supervisor import Supervisor, SupervisorReport
 from rabbitdlq.local_broker.daemon import Daemon, started_at
 from tests.acceptance.cli import HANDLERS, Done, Running, Shell
+from tests.acceptance.test_readme import blocks
 from tests.broker.kit import until
 
 #: what they have in common: a handler that notes its process, and one that works until a file is there
@@ -309,6 +310,33 @@ with SupervisorLink() as link:
         with pytest.raises(ProcessLookupError):  # not even a zombie
             os.kill(pid, 0)
     assert len(os.listdir("/proc/self/fd")) == open_before
+
+
+async def test_the_two_programs_of_the_readme_share_the_work_and_stop_when_they_are_told_to(shell: Shell) -> None:
+    (worker,) = [block for block in blocks("python") if "SupervisorLink()" in block]
+    (supervisor,) = [block for block in blocks("python") if "Supervisor(" in block]
+    (shop,) = [block for block in blocks("python") if "shipped to" in block]
+    shell.write("shop.py", shop)
+    shell.write("worker.py", worker.replace('"orders"', repr(shell.queue)))
+    shell.write("supervise.py", supervisor)
+    await shell.declare()
+
+    async def all_consume() -> bool:
+        return await shell.consumers() == 4
+
+    running = await shell.start(command=(sys.executable, "supervise.py"), env={"PYTHONUNBUFFERED": "1"})
+    try:
+        await until(all_consume, "four processes consume")
+        orders = [{"customer": "Linus", "total": 1, "address": number} for number in range(8)]
+        await shell.bench.send(shell.topology, *orders)
+        await until(lambda: running.out.count(b"shipped to") == len(orders), "the work is done")
+    finally:
+        running.send(signal.SIGTERM)
+        done = await running.end(deadline=SOON)
+
+    assert done.code == 0
+    report = SupervisorReport(ConsumerSummary(succeeded=len(orders)), restarts=0, failed=0)
+    assert done.out.splitlines()[-1] == str(report)
 
 
 async def test_a_program_hears_why_its_processes_gave_up(shell: Shell) -> None:

@@ -4,7 +4,17 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from rabbitdlq import DeadLetter, DeadLetterNotFound, DLQManager, EntityNotFound, Message, WorkBinding, names
+from rabbitdlq import (
+    ConfigurationError,
+    DeadLetter,
+    DeadLetterNotFound,
+    DLQManager,
+    EntityNotFound,
+    Message,
+    Selection,
+    WorkBinding,
+    names,
+)
 from rabbitdlq.local_broker import BrokerAddress
 from rabbitdlq.wire import Properties
 from tests.broker.kit import Bench, until
@@ -84,6 +94,23 @@ async def test_letters_are_taken_sent_and_deleted_one_by_one(bench: Bench) -> No
             with pytest.raises(DeadLetterNotFound, match=f"no dead letter 'm3' in '{topology.dlq}'"):
                 await gone("m3")
     assert await letters_left(bench, topology.name) == ["m0", "m4"]
+
+
+@quorum_only
+async def test_one_text_where_a_list_is_meant_deletes_nothing(bench: Bench) -> None:
+    """ "12" was taken for the letters "1" and "2", a reason for whatever is a part of it."""
+    topology = await bench.declared()
+    for id in ("1", "2", "12"):
+        await bench.raw.republish(letter_for(topology, b"x", Properties(message_id=id)))
+
+    async with bench.dlq(topology) as dlq:
+        for made in (lambda: Selection(ids="12"), lambda: Selection(reasons="not-exhausted"), lambda: ["12"]):
+            with pytest.raises(ConfigurationError, match=r"is one text; write a list|give an id, a plan"):
+                await dlq.drop(made(), archive=None)  # type: ignore[arg-type]
+        assert await words(dlq.each()) == ["1", "2", "12"]
+        assert (await dlq.drop(Selection(ids=["12", "2"], newer_than="1h"), archive=None)).ids == ["2", "12"]
+        assert (await dlq.groups(since="1h"))[0].state == "new"
+        assert await words(dlq.each()) == ["1"]
 
 
 @quorum_only

@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 
 from rabbitdlq import Message, Permanent
+from rabbitdlq.consumer import draining
 from tests.broker.kit import Bench, until
 from tests.broker.looks import all_empty, is_told, rests
 from tests.broker.proxy import Proxy, parking
@@ -157,5 +158,28 @@ async def test_draining_waits_for_what_is_on_the_ladder(bench: Bench) -> None:
         await rests(bench, topology.rungs[0].queue, 1)
     assert attempts == [1]
     await bench.drain(topology, handler)
+    assert attempts == [1, 2]
+    assert await all_empty(bench, topology)
+
+
+@pytest.mark.parametrize("queue_type", ["quorum"])
+async def test_draining_looks_at_the_ladder_itself_and_not_only_at_what_it_remembers(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A consumer that has not seen the failure knows of no retry, nor does one whose journal cannot be read."""
+    topology = await bench.declared(["4s"])
+    await bench.send(topology, "x")
+    attempts: list[int] = []
+
+    async def handler(message: Message) -> None:
+        attempts.append(message.attempt)
+        if message.attempt == 1:
+            raise RuntimeError
+
+    # as many looks as without a memory: by those at the work queue alone it would end after a third of the delay
+    assert draining.LOOKS * draining.POLL_SECONDS < 4 / 3
+    monkeypatch.setattr(draining, "LOOKS_WITH_RETRIES_OUT", draining.LOOKS)
+    await bench.drain(topology, handler)
+
     assert attempts == [1, 2]
     assert await all_empty(bench, topology)

@@ -15,8 +15,8 @@ PACKAGE = Path(rabbitdlq.__file__).parent
 #: what may be imported from where: a module sees its own package and the rows above it. Modules of one row that are in
 #: one cell know each other, as far as they make no circle; cells of one row do not.
 ROWS: tuple[tuple[str, ...], ...] = (
-    ("errors names",),
-    ("wire fields glance texts durations rates limits entities",),
+    ("errors names durations",),
+    ("wire fields glance texts rates limits entities",),
     ("topology deaths message failure dead_letter parking settings logs",),
     ("broker",),
     ("producer journal definitions management idempotency",),
@@ -29,7 +29,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("__main__",),
 )
 #: beyond the rows: what these may see of ours at all
-ONLY = {"errors": set(), "names": set(), "local_broker": {"errors"}}
+ONLY = {"errors": {"durations"}, "names": set(), "durations": set(), "local_broker": {"errors"}}
 #: values and words do not talk to anybody
 NO_IO = ROWS[:3]
 TALKING = {
@@ -197,6 +197,20 @@ def test_every_public_thing_says_what_it_is(module: str) -> None:
     assert not silent, f"without a docstring: {', '.join(silent)}"
     if tree.body:
         assert ast.get_docstring(tree), f"{module} does not say what it is"
+
+
+@EACH
+def test_no_default_shows_the_environment(module: str) -> None:
+    """``help()`` prints defaults, and what is in the environment: URLs with passwords."""
+    defaults = [
+        ast.unparse(default)
+        for node in ast.walk(tree_of(module))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for default in (*node.args.defaults, *node.args.kw_defaults)
+        if default is not None
+    ]
+
+    assert not [default for default in defaults if "environ" in default]
 
 
 def public_nodes(

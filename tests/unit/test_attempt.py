@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 import functools
+import math
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
@@ -38,6 +39,16 @@ def plain(function: Callable[[Message], Any]) -> Callable[[Message], Any]:
         return function(message)
 
     return wrapper
+
+
+def takes_nothing() -> None: ...
+
+
+def takes_more(message: Message, database: object) -> None: ...
+
+
+class Taken:
+    def __init__(self, message: Message) -> None: ...
 
 
 class Callable_:
@@ -101,6 +112,45 @@ class TestReturns:
     def test_what_cannot_be_called_is_refused_before_any_message(self, handler: Any) -> None:
         with pytest.raises(ConfigurationError, match="cannot be called"):
             is_async(handler)
+
+    @pytest.mark.parametrize(
+        ("handler", "reason"),
+        [
+            (takes_nothing, "handler: takes_nothing .*: too many positional arguments"),
+            (takes_more, "handler: takes_more .*: missing a required argument: 'database'"),
+            (lambda *, message: None, "handler: .*<lambda> .*: "),
+            (Callable_.__call__, "handler: Callable_.__call__ .*: missing a required argument: 'message'"),
+            (functools.partial(takes_nothing), r"handler: functools.partial\(.*: too many positional arguments"),
+        ],
+    )
+    def test_one_that_every_message_would_fail_in_is_told_when_it_is_given(self, handler: Any, reason: str) -> None:
+        """It was taken, and every message was parked with a TypeError."""
+        with pytest.raises(ConfigurationError, match=reason) as told:
+            is_async(handler)
+        assert "cannot be called with one argument, the message" in str(told.value)
+
+    @pytest.mark.parametrize(
+        "handler",
+        [
+            functools.partial(takes_more, database=None),
+            functools.partial(takes_more, MESSAGE),
+            functools.wraps(takes_more)(lambda message: takes_more(message, None)),
+            lambda *args: None,
+            lambda message, retries=3, **more: None,
+            lambda anything: None,
+            Callable_(),
+            Callable_().__call__,
+            Taken,
+            print,
+            [].append,
+            {}.update,
+            {}.keys,
+            math.sqrt,
+            dict,
+        ],
+    )
+    def test_whatever_can_be_called_with_a_message_is_taken(self, handler: Any) -> None:
+        is_async(handler)
 
 
 class Odd(BaseException):

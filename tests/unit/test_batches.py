@@ -104,6 +104,13 @@ async def test_nothing_goes_before_the_journal_has_confirmed_its_batch() -> None
     await opened.aclose()  # type: ignore[attr-defined]
 
 
+async def test_the_journal_is_told_of_a_batch_before_the_first_letter_of_the_one_in_front_of_it_goes() -> None:
+    """Told behind these letters it answered behind them, and then nothing was under way any more."""
+    bench = Bench()
+    named = [len(bench.log.named) async for _ in bench.batches.open(each(numbers(3 * BATCH)))]
+    assert named == [2] * BATCH + [3] * 2 * BATCH
+
+
 async def test_letters_may_be_through_in_any_order() -> None:
     bench = Bench()
     gone = [letter async for letter in bench.batches.open(each(numbers(BATCH + 2)))]

@@ -185,8 +185,8 @@ def test_a_pause_is_spread(jitter: float) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"window": timedelta()}, "window: .* is no time above zero"),
-        ({"first_pause": 5}, "first_pause: 5 is no time"),
+        ({"window": timedelta()}, "window: 0 s is not above zero"),
+        ({"first_pause": 5}, "first_pause: 5 is not a duration"),
         ({"first_pause": timedelta(minutes=6)}, "longest_pause: 300 s is below first_pause, 360 s"),
         ({"min_attempts": 0}, "min_attempts: 0 is no whole number above 0"),
         ({"min_attempts": True}, "min_attempts: True"),

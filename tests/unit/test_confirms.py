@@ -204,3 +204,19 @@ async def test_what_is_no_text_is_a_word_of_ours(broker: FakeBroker, options: di
         with pytest.raises(ConfigurationError):
             await producer.send("orders", {}, **options)
     assert broker.published == []
+
+
+async def test_a_lost_connection_is_told_in_words_and_not_by_a_class_of_the_library(
+    broker: FakeBroker, publisher: Publisher
+) -> None:
+    """The text was "...: CancelledError; the connection was lost", as if somebody had cancelled the publish."""
+    (task,) = await begun(publisher, broker, "a")
+    await publisher._connection.close()
+
+    with pytest.raises(PublishUnconfirmed, match=r"key 'orders': the connection was lost before the confirm$"):
+        await task
+    for error, text in (
+        (asyncio.CancelledError(), "'orders': the connection was lost before the confirm"),
+        (ConnectionResetError("reset by peer"), "'orders': reset by peer; the connection was lost before the confirm"),
+    ):
+        assert str(publisher._refusal(error, outgoing("a"), sent=True)).endswith(f"key {text}")

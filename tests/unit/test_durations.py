@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rabbitdlq.durations import MAX_MILLISECONDS, exponential, format_duration, milliseconds, parse_duration
+from rabbitdlq.durations import MAX_MILLISECONDS, format_duration, milliseconds, parse_duration
 from rabbitdlq.errors import ConfigurationError
+from rabbitdlq.limits import exponential
 from tests.unit.strategies import quick
 
 LONGEST = timedelta(milliseconds=MAX_MILLISECONDS)

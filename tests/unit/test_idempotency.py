@@ -6,6 +6,8 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rabbitdlq.errors import ConfigurationError
+from rabbitdlq.deaths import Arrival
+from rabbitdlq.errors import AlreadyDone, ConfigurationError
 from rabbitdlq.idempotency import (
     IdempotencyStore,
     MemoryStore,
@@ -22,10 +25,15 @@ from rabbitdlq.idempotency import (
     RedisStore,
     SQLiteStore,
     keys,
+    record,
     store_of,
 )
 from rabbitdlq.idempotency.committing import Committer
 from rabbitdlq.idempotency.keys import MAX_KEY_LENGTH, span, stored_key
+from rabbitdlq.message import message_of
+from rabbitdlq.topology import Topology
+from rabbitdlq.wire import Properties
+from tests.acceptance.test_readme import blocks
 
 HOUR = timedelta(hours=1)
 DAY = timedelta(days=1)
@@ -276,3 +284,39 @@ async def test_the_event_loop_goes_on_while_sqlite_waits(tmp_path: Path) -> None
         other.close()
 
         assert (await waiting).state == "new"
+
+
+class TestRecord:
+    def test_a_message_without_a_key_is_told_to_have_none(self) -> None:
+        """It was "expected string or bytes-like object", which says nothing to who forgot the store."""
+        with closing(sqlite3.connect(":memory:")) as database:
+            with pytest.raises(
+                ConfigurationError, match=r"^record: the message has no key: its consumer has no idempote"
+            ):
+                record(database, None)
+            with pytest.raises(
+                ConfigurationError, match=r"^record: key: 5 cannot be used; give message.idempotency_key"
+            ):
+                record(database, 5)  # type: ignore[call-overload]
+
+    async def test_the_handler_of_the_readme_commits_its_work_and_the_mark_together(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (program,) = [block for block in blocks("python") if "record(" in block]
+        names_in_it: dict[str, Any] = {}
+        exec(program, names_in_it)
+        monkeypatch.chdir(tmp_path)
+        arrival = Arrival(0, 0, "", "orders")
+        bare = message_of(Topology("orders", ["5s"]), b"", Properties(message_id="17"), arrival, failures=0)
+        message = replace(bare, payload={"address": "London"}, idempotency_key="orders:17")
+
+        async with SQLiteStore("shop.db") as store:
+            with closing(sqlite3.connect("shop.db")) as database:
+                database.execute("CREATE TABLE shipped (address NOT NULL)")
+                with pytest.raises(KeyError):  # the work fails: no mark either
+                    names_in_it["handle"](replace(message, payload={}))
+                names_in_it["handle"](message)
+                with pytest.raises(AlreadyDone):
+                    names_in_it["handle"](message)
+                assert database.execute("SELECT address FROM shipped").fetchall() == [("London",)]
+            assert (await store.claim("orders:17", HOUR)).state == "done"

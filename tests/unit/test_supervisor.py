@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import pydoc
 import signal
 import socket
 import sys
@@ -219,6 +220,19 @@ class TestSupervisorLink:
     def test_a_variable_that_is_no_supervisors_is_a_configuration_error(self, number: str) -> None:
         with pytest.raises(ConfigurationError, match=LINE_VARIABLE):
             SupervisorLink({LINE_VARIABLE: number})
+
+    def test_the_environment_is_read_when_it_is_made_and_help_shows_nothing_of_it(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As a default of an argument it was printed whole, with the passwords in it."""
+        monkeypatch.setenv(LINE_VARIABLE, "x")
+        with pytest.raises(ConfigurationError, match=LINE_VARIABLE):
+            SupervisorLink()
+        assert LINE_VARIABLE not in os.environ
+
+        told = pydoc.plain(pydoc.render_doc(SupervisorLink))
+        assert "environment" in told
+        assert not [name for name in os.environ if f"{name!r}:" in told]
 
     async def test_numbers_are_told_while_they_change_and_at_the_end(self, line: Line) -> None:
         ours, environment = line
