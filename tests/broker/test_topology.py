@@ -310,3 +310,13 @@ async def test_a_migrated_ladder_loses_nothing_and_brings_nothing_back_twice(
         # on a ladder that ends below it, its next failure is its last
         "failed twice": list(range(3, max(3, last) + 1)),
     }
+
+
+@pytest.mark.parametrize("queue_type", ["classic"])
+async def test_a_queue_of_somebody_elses_is_not_to_be_taken_over_by_a_setting(bench: Bench) -> None:
+    topology = bench.topology()
+    await bench.raw.queue(topology.name)
+    with pytest.raises(TopologyMismatch, match=r"'x-dead-letter-exchange'|x-dead-letter-exchange should be") as refused:
+        await apply_topology(bench.raw.connection, topology)
+    assert "set the topology to what is there" not in str(refused.value)
+    assert "drain the queue" in str(refused.value)
