@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import os
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
@@ -11,6 +13,7 @@ from typing import Any, Self, cast
 import aio_pika
 import aiormq.abc
 import aiormq.channel
+import aiormq.exceptions
 from yarl import URL
 
 from rabbitdlq.broker.reader import FrameTransport
@@ -66,7 +69,7 @@ class Connection:
         """
         checked = _checked_url(url)
         what = f"connecting to {shown_url(url)}"
-        with translated(what):
+        with translated(what), _speaking_amqp():
             async with asyncio.timeout(timeout.total_seconds()):
                 raw = cast(
                     _RawConnection,
@@ -153,6 +156,20 @@ class Connection:
         await self.close()
 
 
+@contextlib.contextmanager
+def _speaking_amqp() -> Iterator[None]:
+    """While connecting: who hangs up without a word of AMQP, as the management API does, may be no broker's port."""
+    try:
+        yield
+    except aiormq.exceptions.AMQPConnectionError as error:
+        if not isinstance(error.__cause__, asyncio.IncompleteReadError):
+            raise
+        raise ConnectionError(
+            "closed by the other side before it was open; is that an AMQP port, or the one of the management API or of "
+            "TLS (amqps://)?"
+        ) from error
+
+
 async def close_channel(channel: Channel) -> None:
     """Close a channel whatever state it is in; what it held unsettled goes back to its queue."""
     with contextlib.suppress(Exception), translated("closing a channel"):
@@ -195,6 +212,10 @@ def _checked_url(url: str) -> URL:
         path = parsed.query.get(name)
         if parsed.scheme == "amqps" and path is not None and not os.path.exists(path):
             raise ConfigurationError(f"broker URL: {name}: there is no {path}")
-    if "heartbeat" not in parsed.query:
+    heartbeat = parsed.query.get("heartbeat")
+    # what the library cannot use is no heartbeat at all
+    if heartbeat is not None and not (re.fullmatch(r"\d{1,5}", heartbeat, re.ASCII) and int(heartbeat) < 65_535):
+        raise ConfigurationError(f"broker URL: heartbeat: {heartbeat!r} is no whole number of seconds below 65535")
+    if heartbeat is None:
         parsed = parsed.update_query(heartbeat=HEARTBEAT_SECONDS)
     return parsed if port else parsed.with_port(5671 if parsed.scheme == "amqps" else 5672)

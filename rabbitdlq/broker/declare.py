@@ -336,9 +336,9 @@ def _mismatch(topology: Topology, findings: tuple[Finding, ...]) -> str:
     if any(finding.name != topology.ladder_exchange for finding in findings):
         # a queue that is not ours has no setting that makes it so
         foreign = any(finding.argument.startswith("x-dead-letter") for finding in findings)
+        settable = "" if foreign else "set the topology to what is there, or "
         lines.append(
-            f"  arguments of a queue cannot be changed: {'' if foreign else 'set the topology to what is there, or '}drain "
-            "the queue (stop its publishers, let consumers or a shovel empty it), delete it and run 'rabbitdlq topology "
-            "apply' again"
+            f"  arguments of a queue cannot be changed: {settable}drain the queue (stop its "
+            "publishers, let consumers or a shovel empty it), delete it and run 'rabbitdlq topology apply' again"
         )
     return "\n".join(lines)

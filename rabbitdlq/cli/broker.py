@@ -59,7 +59,7 @@ def url(
 
 @app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 def run(command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="The command to run.")]) -> None:
-    """Run a command with a broker: RABBITDLQ_URL and RABBITDLQ_MANAGEMENT_URL are set in its environment.
+    """Run a command with a broker: RABBITDLQ_URL and, where it is known, RABBITDLQ_MANAGEMENT_URL are set for it.
 
     The broker is the one of RABBITDLQ_URL if set, else one by docker compose, else the private node; what was started
     is stopped when the command ends. The exit code is the command's.
@@ -108,11 +108,9 @@ def stopping_orderly() -> Iterator[None]:
 
 def _run_child(command: list[str], address: BrokerAddress) -> int:
     """Run the command to its end, handing on SIGTERM and SIGINT; returns its exit code as a shell would tell it."""
-    surroundings = {
-        **os.environ,
-        "RABBITDLQ_URL": address.url,
-        "RABBITDLQ_MANAGEMENT_URL": address.management_url,
-    }
+    surroundings = {**os.environ, "RABBITDLQ_URL": address.url}
+    if address.management_url:
+        surroundings["RABBITDLQ_MANAGEMENT_URL"] = address.management_url
     pending: list[int] = []
     child: subprocess.Popen[bytes] | None = None
 

@@ -1,10 +1,6 @@
 """``rabbitdlq dlq replay | drop | purge | move | restore | runs``: what changes dead-letter queues, and what did."""
 
-import asyncio
-import re
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace as changed
-from datetime import UTC, datetime
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Annotated
 
@@ -12,16 +8,31 @@ import typer
 
 from rabbitdlq.cli import render_runs
 from rabbitdlq.cli.amounts import parse_rate, parse_share, parse_wait
-from rabbitdlq.cli.options import Options, confirm, json_line, options_of, run, say, stop_on_signals
+from rabbitdlq.cli.operating import (
+    ArchiveFile,
+    archive_file,
+    carry_out,
+    check_resume,
+    chosen_letters,
+    make_plan,
+    print_plan,
+    show_plan,
+    target_of,
+    tell_concerns,
+    tell_problems,
+)
+from rabbitdlq.cli.options import Options, confirm, json_line, options_of, run, say
 from rabbitdlq.cli.options import show as display
-from rabbitdlq.cli.progress import Reporter
-from rabbitdlq.cli.selecting import Json, Queue, tell_failures, with_selection
-from rabbitdlq.dead_letters import Canary, DLQManager, Finding, ReplayPlan, RunInfo, RunReport, Selection, Target
-from rabbitdlq.errors import ConfigurationError, RabbitDLQError
+from rabbitdlq.cli.selecting import Json, Queue, tell_failures, tell_unknown_reasons, with_selection
+from rabbitdlq.dead_letters import Canary, DLQManager, ReplayPlan, RunInfo, RunReport, Selection, Target
+from rabbitdlq.errors import ConfigurationError
 
 __all__ = ["drop", "move", "purge", "replay", "restore", "runs"]
 
-Ids = Annotated[list[str] | None, typer.Argument(metavar="ID", help="Message ids or park ids.")]
+Ids = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="ID", help="Message ids or park ids, or their first 6 characters or more."),
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 All = Annotated[bool, typer.Option("--all", help="All that are there now.")]
 Held = Annotated[bool, typer.Option("--held", help="Also those that came back too often (max_laps).")]
@@ -68,9 +79,8 @@ def replay(
     Before the first is sent a preflight looks whether they would arrive and stay there.
     """
     options = options_of(context)
-    chosen = _chosen("replay", selection, ids, everything, held, limit, resume)
-    _check_resume("replay", resume, held=held, limit=limit, dry_run=dry_run, to=to, to_exchange=to_exchange)
-    target = _target(to, to_exchange, to_routing_key)
+    check_resume("replay", resume, held=held, limit=limit, dry_run=dry_run, to=to, to_exchange=to_exchange)
+    target = target_of(to, to_exchange, to_routing_key)
     if abort_above is not None and canary is None:
         raise ConfigurationError("dlq replay: --abort-above needs --canary")
     if wait is not None and canary is None and not watch:
@@ -79,8 +89,11 @@ def replay(
     first = None if canary is None else Canary(canary, patience, parse_share(abort_above or "10%"))
     watching = patience if watch else None
     speed = parse_rate(rate)
+    if not dry_run:
+        options.check_writable("dlq replay")
+    chosen = chosen_letters(options, "replay", queue, selection, ids, everything, held, limit, resume)
     if dry_run:
-        _show_plan(options, queue, chosen, target, as_json)
+        show_plan(options, queue, chosen, target, as_json)
         return
 
     def work(manager: DLQManager, **common: object) -> Awaitable[RunReport]:
@@ -88,8 +101,9 @@ def replay(
             return manager.resume(resume, "replay", rate=speed, canary=first, watch=watching, **common)  # type: ignore[arg-type]
 
         async def look(plan: ReplayPlan) -> None:
+            tell_unknown_reasons(chosen, plan.reasons)
             findings = await manager.preflight(plan, to=target, management_url=options.management_url)
-            _tell_concerns(findings, options, force=force)
+            tell_concerns(findings, options, force=force)
 
         return manager.replay(
             chosen,
@@ -101,7 +115,7 @@ def replay(
             **common,  # type: ignore[arg-type]
         )
 
-    _carry_out(options, queue, "replaying", work, as_json, selection)
+    carry_out(options, queue, "replaying", work, as_json, selection)
 
 
 @with_selection
@@ -122,9 +136,12 @@ def drop(
 ) -> None:
     """Delete dead letters, each when it is written to an archive file, from which it can be restored."""
     options = options_of(context)
-    chosen = _chosen("drop", selection, ids, everything, held, limit, resume)
-    _check_resume("drop", resume, held=held, limit=limit, dry_run=dry_run)
-    _drop(options, queue, chosen, _archive(queue, archive, no_archive), dry_run, resume, yes, as_json)
+    check_resume("drop", resume, held=held, limit=limit, dry_run=dry_run)
+    file = archive_file(queue, archive, no_archive)
+    if not dry_run:
+        options.check_writable("dlq drop")
+    chosen = chosen_letters(options, "drop", queue, selection, ids, everything, held, limit, resume)
+    _drop(options, queue, chosen, file, dry_run, resume, yes, as_json)
 
 
 def purge(
@@ -136,15 +153,16 @@ def purge(
     as_json: Json = False,
 ) -> None:
     """Delete all dead letters of a queue, also those held; as drop does."""
-    file = _archive(queue, archive, no_archive)
-    _drop(options_of(context), queue, Selection(held=True), file, False, None, yes, as_json, whole=True)
+    options, file = options_of(context), archive_file(queue, archive, no_archive)
+    options.check_writable("dlq purge")
+    _drop(options, queue, Selection(held=True), file, False, None, yes, as_json, whole=True)
 
 
 def _drop(
     options: Options,
     queue: str,
     chosen: Selection,
-    archive: Path | None,
+    archive: ArchiveFile | None,
     dry_run: bool,
     resume: str | None,
     yes: bool,
@@ -152,39 +170,43 @@ def _drop(
     *,
     whole: bool = False,
 ) -> None:
-    if not dry_run:
-        options.check_writable("dlq purge" if whole else "dlq drop")
     plan: ReplayPlan | None = None
     if resume is None and (dry_run or not yes):
-        plan = run(_plan(options, queue, chosen))
+        plan = run(make_plan(options, queue, chosen))
         if dry_run:
-            _print_plan(plan, None, as_json)
+            print_plan(plan, None, as_json)
             tell_failures(chosen)
+            tell_unknown_reasons(chosen, plan.reasons)
             return
         if not plan.count:
-            say(f"none of the {plan.found:,} dead letters of {queue} belong to it")
-            _tell_problems(plan)
+            say(render_runs.nothing(queue, plan.found, plan.held))
+            tell_problems(plan)
             tell_failures(chosen)
+            tell_unknown_reasons(chosen, ())
             raise typer.Exit(1 if plan.problems else 0)
+        tell_unknown_reasons(chosen, plan.reasons)
         # asked outside of the event loop, where Ctrl-C ends a question at once
         confirm(_question(plan, queue, archive), "nothing was deleted")
     elif resume is not None and not yes:
         confirm(f"Go on deleting dead letters of {queue} with run {resume}?", "nothing was deleted")
 
     def work(manager: DLQManager, **common: object) -> Awaitable[RunReport]:
-        if resume is not None:
-            return manager.resume(resume, "drop", archive=archive, **common)  # type: ignore[arg-type]
+        def into(path: Path | None) -> Awaitable[RunReport]:
+            if resume is not None:
+                return manager.resume(resume, "drop", archive=path, **common)  # type: ignore[arg-type]
+            return manager.drop(plan or chosen, archive=path, **common)  # type: ignore[arg-type]
+
         if whole and archive is None and plan is None:
             return manager.purge(archive=None)
-        return manager.drop(plan or chosen, archive=archive, **common)  # type: ignore[arg-type]
+        return into(None) if archive is None else archive.write(into)
 
-    _carry_out(options, queue, "dropping", work, as_json, chosen)
+    carry_out(options, queue, "dropping", work, as_json, chosen)
 
 
-def _question(plan: ReplayPlan, queue: str, archive: Path | None) -> str:
+def _question(plan: ReplayPlan, queue: str, archive: ArchiveFile | None) -> str:
     letters = "1 dead letter" if plan.count == 1 else f"{plan.count:,} dead letters"
     since = "" if plan.oldest is None else f", the oldest parked {render_runs.ago(plan.oldest)} ago"
-    kept = "nothing is kept of them" if archive is None else f"archive: {archive}"
+    kept = "nothing is kept of them" if archive is None else f"archive: {archive.path}"
     return f"Delete {letters} of {queue} ({plan.selection.describe()}{since}; {kept})?"
 
 
@@ -200,27 +222,42 @@ def move(
     limit: Limit = None,
     rate: Rate = None,
     dry_run: DryRun = False,
+    force: Force = False,
     resume: Resume = None,
     as_json: Json = False,
 ) -> None:
-    """Put dead letters as they are into another queue, to keep them apart."""
+    """Put dead letters as they are into another queue, to keep them apart.
+
+    Before the first is moved a preflight looks whether they would arrive and stay there, as before a replay.
+    """
     options = options_of(context)
-    chosen = _chosen("move", selection, ids, everything, held, limit, resume)
-    _check_resume("move", resume, held=held, limit=limit, dry_run=dry_run, to_queue=to_queue)
+    check_resume("move", resume, held=held, limit=limit, dry_run=dry_run, force=force, to_queue=to_queue)
     speed = parse_rate(rate)
     if to_queue is None and resume is None:
         raise ConfigurationError("dlq move: say where to with --to-queue")
+    if not dry_run:
+        options.check_writable("dlq move")
+    if to_queue == options.topology(queue).dlq:
+        raise ConfigurationError(f"dlq move: {to_queue!r} is where they are")
+    chosen = chosen_letters(options, "move", queue, selection, ids, everything, held, limit, resume)
     if dry_run and to_queue is not None:
-        _show_plan(options, queue, chosen, Target.of_queue(to_queue), as_json)
+        show_plan(options, queue, chosen, Target.of_queue(to_queue), as_json, moving=True)
         return
 
-    def work(manager: DLQManager, **common: object) -> Awaitable[RunReport]:
+    async def work(manager: DLQManager, **common: object) -> RunReport:
         if to_queue is None:
             assert resume is not None
-            return manager.resume(resume, "move", rate=speed, **common)  # type: ignore[arg-type]
-        return manager.move(chosen, to_queue, rate=speed, **common)  # type: ignore[arg-type]
+            return await manager.resume(resume, "move", rate=speed, **common)  # type: ignore[arg-type]
+        plan = await manager.plan(chosen)
+        if plan.count:
+            tell_unknown_reasons(chosen, plan.reasons)
+            findings = await manager.preflight(
+                plan, to=Target.of_queue(to_queue), management_url=options.management_url
+            )
+            tell_concerns(render_runs.of_a_move(findings), options, force=force)
+        return await manager.move(plan, to_queue, rate=speed, **common)  # type: ignore[arg-type]
 
-    _carry_out(options, queue, "moving", work, as_json, selection)
+    carry_out(options, queue, "moving", work, as_json, selection)
 
 
 def restore(
@@ -243,12 +280,13 @@ def restore(
         assert file is not None
         return manager.restore(file, rate=speed, **common)  # type: ignore[arg-type]
 
-    _carry_out(options, queue, "restoring", work, as_json, Selection())
+    carry_out(options, queue, "restoring", work, as_json, Selection())
 
 
 def runs(context: typer.Context, queue: Queue, as_json: Json = False) -> None:
     """List what was done to the dead letters, and what was begun and never ended."""
     options = options_of(context)
+    keeps = options.topology(queue).journal == "stream"
 
     async def work() -> list[RunInfo]:
         async with options.manager(queue) as manager:
@@ -258,142 +296,8 @@ def runs(context: typer.Context, queue: Queue, as_json: Json = False) -> None:
     if as_json:
         for info in found:
             json_line(info.as_json())
-    else:
+    elif found or keeps:
         display(render_runs.table(found))
         say(f"{len(found):,} run{'' if len(found) == 1 else 's'} of {queue}, as far as the journal reaches back")
-
-
-# --- what they have in common
-
-
-def _chosen(
-    command: str,
-    selection: Selection,
-    ids: list[str] | None,
-    everything: bool,
-    held: bool,
-    limit: int | None,
-    resume: str | None,
-) -> Selection:
-    narrowed = bool(ids) or not selection.everything
-    if (narrowed + everything + (resume is not None)) != 1:
-        raise ConfigurationError(f"dlq {command}: name ids, select some, say --all, or go on with --resume")
-    return changed(selection, ids=frozenset(ids or ()), held=held, limit=limit)
-
-
-def _check_resume(command: str, resume: str | None, **others: object) -> None:
-    """What a run that is gone on with has settled already, or what would be without effect, is refused."""
-    given = [f"--{name.replace('_', '-')}" for name, value in others.items() if value]
-    if resume is not None and given:
-        raise ConfigurationError(
-            f"dlq {command}: --resume goes on with the letters of that run; leave {', '.join(given)} out"
-        )
-
-
-def _target(queue: str | None, exchange: str | None, key: str | None) -> Target | None:
-    if queue is not None:
-        if exchange is not None or key is not None:
-            raise ConfigurationError("dlq replay: --to names a queue; leave --to-exchange and --to-routing-key out")
-        return Target.of_queue(queue)
-    if exchange is None:
-        if key is not None:
-            raise ConfigurationError("dlq replay: --to-routing-key needs --to-exchange")
-        return None
-    if key is None:
-        raise ConfigurationError("dlq replay: --to-exchange needs --to-routing-key")
-    return Target(exchange, key)
-
-
-def _archive(queue: str, file: Path | None, no_archive: bool) -> Path | None:
-    if no_archive:
-        if file is not None:
-            raise ConfigurationError("--archive and --no-archive: choose one")
-        return None
-    return file or Path(f"{re.sub(r'[^A-Za-z0-9._-]', '_', queue)}-dead-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.jsonl")
-
-
-async def _plan(options: Options, queue: str, chosen: Selection) -> ReplayPlan:
-    async with options.manager(queue) as manager:
-        with Reporter(f"reading {queue}") as reporter:
-            return await manager.plan(chosen, on_progress=reporter.at)
-
-
-def _show_plan(options: Options, queue: str, chosen: Selection, target: Target | None, as_json: bool) -> None:
-    """The plan of a replay or a move, and whether it would go well; exits with 1 where it would not."""
-
-    async def look() -> tuple[ReplayPlan, list[Finding]]:
-        plan = await _plan(options, queue, chosen)
-        async with options.manager(queue) as manager:
-            return plan, await manager.preflight(plan, to=target, management_url=options.management_url)
-
-    plan, findings = run(look())
-    _print_plan(plan, target, as_json, findings)
-    tell_failures(chosen)
-    if any(finding.level == "error" for finding in findings):
-        raise typer.Exit(1)
-
-
-def _tell_concerns(findings: Sequence[Finding], options: Options, *, force: bool) -> None:
-    """Say what speaks against it; exits with 1 where letters would be lost or none arrive, unless that is forced."""
-    for line in render_runs.concerns(findings, asked_management=options.management_url is not None):
-        say(line)
-    if not force and any(finding.level == "error" for finding in findings):
-        say("nothing was sent; --dry-run shows all that is known, --force sends them all the same")
-        raise typer.Exit(1)
-
-
-def _print_plan(plan: ReplayPlan, target: Target | None, as_json: bool, findings: Sequence[Finding] = ()) -> None:
-    if as_json:
-        preflight = [finding.as_json() for finding in findings]
-        json_line(plan.as_json() | {"target": None if target is None else str(target), "preflight": preflight})
-    else:
-        display(render_runs.plan(plan, target, findings))
-    _tell_problems(plan)
-
-
-def _tell_problems(plan: ReplayPlan) -> None:
-    for _, error in plan.problems:
-        say(str(error))
-
-
-def _carry_out(
-    options: Options,
-    queue: str,
-    doing: str,
-    work: Callable[..., Awaitable[RunReport]],
-    as_json: bool,
-    selection: Selection,
-) -> None:
-    report, failure = run(_work(options, queue, doing, work))
-    if as_json:
-        json_line(report.as_json())
-    for line in render_runs.lines(report, queue):
-        say(line)
-    tell_failures(selection)
-    if failure is not None:
-        say(f"rabbitdlq: {failure}")
-    if failure is not None or report.stayed or report.interrupted or report.aborted:
-        raise typer.Exit(3 if report.done else 1)
-
-
-async def _work(
-    options: Options, queue: str, doing: str, work: Callable[..., Awaitable[RunReport]]
-) -> tuple[RunReport, RabbitDLQError | None]:
-    """Do it, and give what was done also where it ended in an error."""
-    stop = asyncio.Event()
-    known: list[RunReport] = []
-    async with options.manager(queue) as manager:
-        with stop_on_signals(stop), Reporter(f"{doing} {queue}") as reporter:
-
-            def progress(report: RunReport) -> None:
-                if not known:
-                    known.append(report)
-                reporter.at(report.looked_at, report.planned)
-                reporter.waiting(report.phase == "waiting")
-
-            try:
-                return await work(manager, stop=stop, on_progress=progress), None
-            except RabbitDLQError as error:
-                if not known or not known[0].run:
-                    raise
-                return known[0], error
+    if not keeps:
+        say(f"the journal of {queue} is live and keeps nothing: what was done before is not known")

@@ -9,14 +9,16 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Annotated, Protocol, TypeVar, cast
+from typing import Annotated, Protocol, TypeVar, cast, get_args
 
 import typer
 
 from rabbitdlq.cli.amounts import parse_pace, parse_wait
 from rabbitdlq.cli.options import Options, options_of, run, say
 from rabbitdlq.cli.queue_options import count, per_queue
+from rabbitdlq.cli.stopping import StopAnnounced
 from rabbitdlq.consumer import Breaker, Consumer, ConsumerGroup, ConsumerSummary, Handler
+from rabbitdlq.consumer.attempt import check_takes_message
 from rabbitdlq.consumer.isolation import Isolation
 from rabbitdlq.consumer.slots import Order
 from rabbitdlq.consumer.supervised import SupervisorLink
@@ -130,6 +132,8 @@ def consume(
     prefetches = per_queue("--prefetch", prefetch, queues, count)
     rates = per_queue("--rate", rate, queues, parse_pace)
     priorities = per_queue("--priority", priority, queues, count)
+    if order not in get_args(Order):
+        raise ConfigurationError(f"--order: {order!r} is neither 'strict' nor 'weighted'")
     for name in queues:
         if name not in handlers:
             raise ConfigurationError(f"--handler: none for {name!r}; write --handler {name}=MODULE:FUNCTION")
@@ -185,11 +189,12 @@ def consume(
         # one alone has nobody to share with, and is told of in one line if it fails
         alone = len(consumers) == 1 and slots is None
         group = consumers[0] if alone else ConsumerGroup(consumers, slots=slots, priority=cast(Order, order))
+        announced = StopAnnounced(group, consumers, grace_time, supervised=link.supervised)
         with _status_served(consumers, status_port, status_host, link.number):
             if link.supervised:
-                run(link.run(group))  # the supervisor tells the numbers of all
+                run(link.run(announced))  # the supervisor tells the numbers of all
             else:
-                say(_told(run(_until_signal(group))))
+                say(_told(run(_until_signal(announced))))
 
 
 def _status_served(
@@ -261,7 +266,7 @@ def load_handler(path: str) -> Handler:
     """The function that ``module:function`` names, found from the current directory.
 
     Raises :class:`ConfigurationError` saying what is wrong: the form, the import, the name, or that it cannot be
-    called.
+    called with a message.
     """
     module_name, colon, name = path.partition(":")
     if not colon or not module_name or not name:
@@ -281,4 +286,5 @@ def load_handler(path: str) -> Handler:
         found = getattr(found, part)
     if not callable(found):
         raise ConfigurationError(f"--handler: {path!r} cannot be called")
+    check_takes_message(f"--handler: {path!r}", found)
     return found

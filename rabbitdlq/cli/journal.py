@@ -11,7 +11,7 @@ import typer
 
 from rabbitdlq import names
 from rabbitdlq.broker import Connection, PublishLink
-from rabbitdlq.cli.options import Options, options_of, run, stop_on_signals
+from rabbitdlq.cli.options import Options, options_of, run, say, stop_on_signals
 from rabbitdlq.cli.render import plain
 from rabbitdlq.durations import parse_duration
 from rabbitdlq.errors import ConfigurationError
@@ -36,7 +36,11 @@ def journal(
     except ValueError as error:
         raise ConfigurationError(f"--since: {error}") from error
     show = _json if as_json else _line
-    run(_show(options_of(context), queue, start, follow, lambda event: "" if audit and not event.who else show(event)))
+    options = options_of(context)
+    if options.topology(queue).journal != "stream":
+        end = "events are shown from now on" if follow else "with --follow, events are shown from then on"
+        say(f"the journal of {queue} is live and keeps nothing: {end}")
+    run(_show(options, queue, start, follow, lambda event: "" if audit and not event.who else show(event)))
 
 
 async def _show(

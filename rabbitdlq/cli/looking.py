@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import aclosing, contextmanager
 from typing import Annotated
@@ -11,12 +12,15 @@ import typer
 
 from rabbitdlq.cli import render
 from rabbitdlq.cli.columns import DEFAULT_COLUMNS, Rows, parse_columns, parse_order
+from rabbitdlq.cli.listing import Listing
 from rabbitdlq.cli.options import json_line, options_of, run, say
 from rabbitdlq.cli.options import show as display
 from rabbitdlq.cli.progress import Reporter
-from rabbitdlq.cli.selecting import Json, Queue, moment, tell_failures, with_selection
+from rabbitdlq.cli.selecting import Json, Queue, moment, tell_failures, tell_unknown_reasons, with_selection
+from rabbitdlq.cli.whole_ids import find_whole
 from rabbitdlq.dead_letter import DeadLetter
 from rabbitdlq.dead_letters import DLQManager, Group, QueueSummary, Selection, Story
+from rabbitdlq.errors import DeadLetterNotFound
 
 __all__ = ["groups", "list_letters", "show", "summary"]
 
@@ -84,6 +88,8 @@ def groups(
         more = f"; the largest {MOST_GROUPS} are shown, --json lists all" if len(found) > MOST_GROUPS else ""
         say(f"{count:,} dead letters of {queue} in {len(found):,} group{'s' if len(found) != 1 else ''}{more}")
     tell_failures(selection)
+    if not found:
+        tell_unknown_reasons(selection, ())
 
 
 @with_selection
@@ -114,6 +120,8 @@ def list_letters(
 
     rows = Rows(make, None if sort is None else parse_order(sort), limit or None)
 
+    reasons: Counter[str] = Counter()
+
     async def work() -> int:
         there = 0
 
@@ -130,6 +138,7 @@ def list_letters(
                 # closed before the connection is, also where the output fails: what was taken to look at goes back
                 async with aclosing(manager.each(first, selection, on_progress)) as letters:
                     async for letter in letters:
+                        reasons[letter.reason] += 1
                         if as_json and sort is None:
                             print(*make(letter), flush=True)
                         else:
@@ -141,11 +150,15 @@ def list_letters(
         for line in rows.shown():
             print(*line)
     else:
-        for text in render.lines(shown, rows.shown(), _width()):
+        listing = Listing(shown, rows.shown(), _width(), asked=columns is not None)
+        for text in listing.lines():
             print(text)
         sys.stdout.flush()
-        say(_told(queue, len(rows.shown()), count, rows.added, limit, selection))
+        shortened = "; ids are shortened, and other commands take them so" if listing.shortened else ""
+        say(_told(queue, len(rows.shown()), count, rows.added, limit, selection) + shortened)
     tell_failures(selection)
+    if sort is not None or limit == 0 or reasons.total() < limit:  # else there may be more of them
+        tell_unknown_reasons(selection, reasons)
 
 
 def _told(queue: str, shown: int, count: int, found: int, limit: int, selection: Selection) -> str:
@@ -162,7 +175,7 @@ def _told(queue: str, shown: int, count: int, found: int, limit: int, selection:
 def show(
     context: typer.Context,
     queue: Queue,
-    id: Annotated[str, typer.Argument(metavar="ID", help="Message id or park id.")],
+    id: Annotated[str, typer.Argument(metavar="ID", help="Message id or park id, or its first 6 characters or more.")],
     as_json: Json = False,
 ) -> None:
     """Show one dead letter: the message, its attempts, the error with its traceback, its laps, who did what to it."""
@@ -171,8 +184,15 @@ def show(
 
     async def work() -> Story:
         async with DLQManager(topology, url=options.url) as manager:
+            try:
+                with _progress(queue) as on_progress:
+                    return await manager.story(id, on_progress)
+            except DeadLetterNotFound:
+                whole = (await find_whole(manager, [id])).get(id, id)
+                if whole == id:
+                    raise
             with _progress(queue) as on_progress:
-                return await manager.story(id, on_progress)
+                return await manager.story(whole, on_progress)
 
     story = run(work())
     if as_json:
@@ -183,9 +203,9 @@ def show(
         say("the journal could not be read: attempts, laps and what operators did may be missing")
 
 
-def _width() -> int:
-    """Of the terminal; a pipe has none, and gets long lines."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 200
+def _width() -> int | None:
+    """Of the terminal; a pipe has none."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 @contextmanager

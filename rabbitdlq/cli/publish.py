@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from rabbitdlq.cli.faults import Faults
 from rabbitdlq.cli.options import options_of, run, say, stop_on_signals
 from rabbitdlq.cli.progress import Reporter
 from rabbitdlq.errors import BrokerUnavailable, ConfigurationError, PublishUnconfirmed
@@ -101,7 +102,7 @@ class _Publishing:
         self._stop = asyncio.Event()
         self._ended = False
         self.published = 0
-        self.failed = 0
+        self._faults = Faults()
 
     async def run(self, url: str, descriptor: int, window: int) -> None:
         """Publish all lines; stops reading where the broker is gone or on Ctrl-C, and says where."""
@@ -119,7 +120,7 @@ class _Publishing:
                             self._fail(line, str(report.error))
                             if isinstance(report.error, BrokerUnavailable | PublishUnconfirmed):
                                 self._stop.set()
-                        reporter.at(self.published + self.failed)
+                        reporter.at(self.published + self._faults.count)
         self._tell()
 
     async def _payloads(self, descriptor: int) -> AsyncIterator[bytes]:
@@ -170,15 +171,17 @@ class _Publishing:
         return line
 
     def _fail(self, line: int, why: str) -> None:
-        self.failed += 1
-        say(f"line {line}: {why}")
+        if told := self._faults.add(line, why):
+            say(told)
 
     def _tell(self) -> None:
-        words = f"published {self.published:,}, failed {self.failed:,}"
+        for told in self._faults.rest():
+            say(told)
+        words = f"published {self.published:,}, failed {self._faults.count:,}"
         say(words if self._ended else f"{words}; stopped after line {self._line:,}, the rest was not sent")
 
     def exit_code(self) -> int:
         """0 all, 3 some, 1 none."""
-        if not self.failed and self._ended:
+        if not self._faults.count and self._ended:
             return 0
         return 3 if self.published else 1

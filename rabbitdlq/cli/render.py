@@ -1,11 +1,10 @@
 """Dead letters for people: tables and the full story of one."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from rich.cells import cell_len, set_cell_size
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
@@ -17,16 +16,13 @@ from rabbitdlq.dead_letters import Group as DeadGroup
 from rabbitdlq.dead_letters import OperatorAction, QueueSummary, Story
 from rabbitdlq.dead_letters.groups import NONE
 
-__all__ = ["groups", "lines", "plain", "plain_table", "row", "safe", "story", "summaries", "time_text"]
+__all__ = ["groups", "heading", "plain", "plain_table", "row", "safe", "story", "summaries", "time_text"]
 
 #: characters of a cell; what can be pasted into the next command is never cut
 LONGEST_CELL = 80
-#: cells of a column that no narrow terminal takes away
-NARROWEST = 8
 PASTED = frozenset({"id", "park id", "fingerprint", "example id"})
 
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
-_ONE_LINE = {ord(each): " " for each in "\n\t"}
 
 
 def plain(text: str) -> str:
@@ -71,39 +67,18 @@ def _cell(column: Column, dead: DeadLetter) -> str:
         case _, datetime():
             return time_text(value)
         case _, str():
-            return _short(value, LONGEST_CELL if _heading(column) not in PASTED else len(value))
+            return _short(value, LONGEST_CELL if heading(column) not in PASTED else len(value))
         case _:
             return _short(_compact(value), LONGEST_CELL)
 
 
-def _heading(column: Column) -> str:
+def heading(column: Column) -> str:
+    """What is above it."""
     return column.name if "." in column.name else column.name.replace("-", " ")
 
 
 def _short(text: str, longest: int) -> str:
     return text if len(text) <= longest else text[: longest - 1] + "…"
-
-
-def lines(columns: Sequence[Column], rows: Sequence[tuple[str, ...]], width: int) -> Iterator[str]:
-    """The list, line by line, the head first; the widest columns are cut until it fits into ``width``.
-
-    A rich table looks the same, and takes 600 MB and minutes for 100,000 rows.
-    """
-    names = [_heading(column) for column in columns]
-    cells = [tuple(plain(cell).translate(_ONE_LINE) for cell in row) for row in rows]
-    widths = [max(map(cell_len, column)) for column in zip(names, *cells, strict=True)]
-    elastic = [place for place, name in enumerate(names) if name not in PASTED]
-    while elastic and sum(widths) + 2 * (len(widths) - 1) > width:
-        widest = max(elastic, key=lambda place: widths[place])
-        if widths[widest] <= NARROWEST:
-            break
-        widths[widest] -= 1
-    for row in (names, *cells):
-        yield "  ".join(_fitted(cell, size) for cell, size in zip(row, widths, strict=True)).rstrip()
-
-
-def _fitted(cell: str, width: int) -> str:
-    return set_cell_size(cell, width) if cell_len(cell) <= width else set_cell_size(cell, width - 1) + "…"
 
 
 def groups(found: Sequence[DeadGroup], by: str) -> Table:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -10,9 +11,11 @@ from rabbitdlq.cli.render import groups, plain, plain_table, safe, time_text
 from rabbitdlq.dead_letters import Finding, ReplayPlan, RunInfo, RunReport, Target
 from rabbitdlq.durations import format_duration
 
-__all__ = ["ago", "concerns", "lines", "plan", "table"]
+__all__ = ["ago", "concerns", "lines", "nothing", "of_a_move", "plan", "table"]
 
 _STYLES = {"error": "bold red", "warning": "yellow"}
+#: what is said of letters that are to be handled again; those that are moved are put aside
+_OF_REPLAYS = frozenset({"consumers", "origin"})
 _DONE = {"replay": "replayed", "drop": "dropped", "move": "moved", "restore": "restored"}
 
 
@@ -62,8 +65,23 @@ def concerns(findings: Sequence[Finding], *, asked_management: bool) -> Iterator
             yield plain(f"preflight: {finding.level}: {finding.text}")
 
 
-def lines(report: RunReport, queue: str) -> Iterator[str]:
-    """What was done, in words."""
+def of_a_move(findings: Sequence[Finding]) -> list[Finding]:
+    """What of it matters where letters are put aside: nobody is expected to handle them there."""
+    return [finding for finding in findings if finding.check not in _OF_REPLAYS or finding.level == "error"]
+
+
+def nothing(queue: str, found: int, held: int) -> str:
+    """Why no letter is meant."""
+    if not found:
+        return f"there are no dead letters of {queue}"
+    if held == found:
+        return f"all {found:,} dead letters of {queue} came back too often and are held: --held takes them too"
+    others = f"; {held:,} that came back too often are held, and --held takes them too" if held else ""
+    return f"none of the {found:,} dead letters of {queue} belong to it{others}"
+
+
+def lines(report: RunReport, queue: str, *, keeps_runs: bool = True) -> Iterator[str]:
+    """What was done, in words; ``keeps_runs`` is whether the journal keeps what a run can be gone on with from."""
     yield from _errors(report)
     words = [f"{_DONE[report.operation]} {report.done:,}", f"stayed {report.stayed:,}"]
     if report.before:
@@ -72,13 +90,13 @@ def lines(report: RunReport, queue: str) -> Iterator[str]:
         words.append(f"{report.left:,} left")
     if report.duplicates:
         words.append(f"{report.duplicates:,} second copies removed")
-    if report.held:
+    if report.held and report.planned:
         words.append(f"{report.held:,} held, see --held")
     if report.interrupted:
         words.append("stopped before the end")
     yield ", ".join(words[:2]) + "".join(f"; {word}" for word in words[2:])
     if not report.planned:
-        yield f"none of the {report.found:,} dead letters of {queue} belong to it"
+        yield nothing(queue, report.found, report.held) if report.operation != "restore" else "the archive is empty"
     if report.archive and report.operation == "drop" and report.done:
         yield f"what was dropped is in {report.archive}: 'rabbitdlq dlq restore {queue} {report.archive}' puts it back"
     if report.in_flight:
@@ -91,6 +109,14 @@ def lines(report: RunReport, queue: str) -> Iterator[str]:
         yield f"{ended}, {told['retrying']:,} failed and are tried again, of {told['open']:,} nothing was heard"
     if report.aborted:
         yield f"aborted: {report.aborted}"
+    yield from _going_on(report, queue, keeps_runs)
+
+
+def _going_on(report: RunReport, queue: str, keeps_runs: bool) -> Iterator[str]:
+    if not keeps_runs:
+        if report.left and report.run:
+            yield f"the journal of {queue} is live and keeps nothing, so no run is resumed: the rest needs a new one"
+        return
     if report.left and report.run and report.journaled:
         yield f"go on with: rabbitdlq dlq {report.operation} {queue} --resume {report.run}"
     if not report.journaled:
@@ -117,11 +143,17 @@ def table(found: Sequence[RunInfo]) -> Table:
             took,
             safe(info.who),
             safe(info.selection),
-            safe(info.target or info.archive or ""),
+            safe(info.target or _near(info.archive)),
             safe(f"{info.planned:,}: {counts}" if counts else f"{info.planned:,}"),
             safe(info.outcome),
         )
     return shown
+
+
+def _near(archive: str | None) -> str:
+    """The file's name where it is in this directory, where it would be named so in a command."""
+    path = Path(archive or "")
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path) if archive else ""
 
 
 def _whole(info: RunInfo) -> timedelta:

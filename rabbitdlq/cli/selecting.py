@@ -1,22 +1,29 @@
 """The options that say which dead letters are meant: the same ones for looking at them, sending back and deleting."""
 
+import difflib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
 
+from rabbitdlq import names
 from rabbitdlq.cli.options import say
 from rabbitdlq.cli.render import plain
 from rabbitdlq.dead_letters import NumberRange, Selection, Where
 from rabbitdlq.durations import parse_duration
 from rabbitdlq.errors import ConfigurationError
 
-__all__ = ["Json", "Queue", "moment", "tell_failures", "with_selection"]
+__all__ = ["Json", "Queue", "moment", "tell_failures", "tell_unknown_reasons", "with_selection"]
 
 Queue = Annotated[str, typer.Argument(metavar="QUEUE", help="The work queue, one of the topology file.")]
+#: for which we and the broker's own routes park
+_REASONS = frozenset(
+    {names.PERMANENT, names.UNDECODABLE, names.INVALID, names.TIMEOUT, names.CRASHED, names.PUSHED}
+) | frozenset(names.BROKER_REASONS.values())
+
 Json = Annotated[bool, typer.Option("--json", help="As JSON Lines.")]
 
 _OPTIONS: dict[str, Any] = {
@@ -134,3 +141,14 @@ def tell_failures(selection: Selection) -> None:
         say(f"where: could not be evaluated for {letters}, which did not match: {plain(tally.first_failure or '')}")
     if tally.unknown:
         say(f"where: no letter that was asked has {plain(', '.join(tally.unknown))}")
+
+
+def tell_unknown_reasons(selection: Selection, found: Iterable[str]) -> None:
+    """Say which reason nobody parks for, if no letter was found that has it: it may be a typo.
+
+    ``found``: the reasons of the letters that were found; other programs may park for reasons of their own.
+    """
+    for reason in sorted(selection.reasons - _REASONS - set(found)):
+        alike = difflib.get_close_matches(reason, _REASONS, 1)
+        meant = f"is {alike[0]!r} meant?" if alike else f"known are {', '.join(sorted(_REASONS))}"
+        say(f"--reason: no letter was found that has {plain(reason)!r}, which is no reason of ours; {meant}")

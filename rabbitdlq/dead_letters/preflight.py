@@ -15,6 +15,7 @@ from rabbitdlq.broker.connection import CONNECT_TIMEOUT
 from rabbitdlq.dead_letters.facts import LetterFacts
 from rabbitdlq.dead_letters.plan import ReplayPlan
 from rabbitdlq.dead_letters.replay import Target
+from rabbitdlq.durations import format_duration
 from rabbitdlq.errors import (
     AccessDenied,
     BrokerError,
@@ -125,7 +126,8 @@ def _of_letters(version: Version, topology: Topology, target: Target, letters: L
             "warning", "held", f"{letters.held:,} letters came back too often and are held: they stay where they are"
         )
     lasting = {reason: letters.reasons[reason] for reason in _LASTING if letters.reasons[reason]}
-    if lasting:
+    # another queue has another handler, or none
+    if lasting and (target.queue in (None, topology.name) or target.queue in letters.origins):
         told = " and ".join(f"{count:,} as {reason}" for reason, count in lasting.items())
         yield Finding(
             "warning",
@@ -317,7 +319,7 @@ def _of_queue(
         yield Finding(
             "warning" if dead or state.consumers else "error",
             "return",
-            f"in queue {queue!r} what waits for {timedelta(milliseconds=ttl)} expires and {way}",
+            f"in queue {queue!r} what waits for {format_duration(timedelta(milliseconds=ttl))} expires and {way}",
         )
     deliveries = (state.policy or {}).get("delivery-limit")
     if isinstance(deliveries, int) and 0 <= deliveries < topology.crash_limit:

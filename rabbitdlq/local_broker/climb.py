@@ -6,11 +6,14 @@
 4. The same, after installing the package: as root on Debian or Ubuntu.
 """
 
+import base64
+import http.client
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from rabbitdlq.errors import ConfigurationError, LocalBrokerError
 from rabbitdlq.local_broker.compose import compose_answers, compose_broker
@@ -24,6 +27,10 @@ Say = Callable[[str], None]
 
 #: the compose file of the source tree; an installed package has none
 _COMPOSE_FILE = Path(__file__).parents[2] / "docker-compose.yml"
+
+_THIS_MACHINE = frozenset({"127.0.0.1", "localhost", "::1"})
+#: for the management API's answer
+_ANSWER_SECONDS = 3.0
 
 _NO_WAY = """\
 no RabbitMQ broker can be had on this machine. Any one of these helps:
@@ -40,8 +47,10 @@ def obtain_broker(*, say: Say = say_on_stderr, home: Path | None = None) -> Iter
     ``home`` is the directory of the private node, if it comes to that. Raises `LocalBrokerError` when the chosen way
     fails, or when there is none.
     """
-    if address := broker_from_environment():
+    if address := broker_from_environment(home=home):
         say(f"using the broker of RABBITDLQ_URL, {_without_password(address.url)}")
+        if not address.management_url:
+            say("its management API is not where it usually is: RABBITDLQ_MANAGEMENT_URL may name it")
         yield address
     elif _COMPOSE_FILE.exists() and compose_answers():
         with compose_broker(_COMPOSE_FILE, say) as address:
@@ -51,16 +60,20 @@ def obtain_broker(*, say: Say = say_on_stderr, home: Path | None = None) -> Iter
             yield address
 
 
-def broker_from_environment(variables: Mapping[str, str] = os.environ) -> BrokerAddress | None:
-    """Take the broker that ``RABBITDLQ_URL`` names.
+def broker_from_environment(
+    variables: Mapping[str, str] | None = None, *, home: Path | None = None
+) -> BrokerAddress | None:
+    """Take the broker that ``RABBITDLQ_URL`` names, in this process's environment unless others are given.
 
-    Without ``RABBITDLQ_MANAGEMENT_URL`` the management API is expected where RabbitMQ has it by default: same host and
-    account, port number 10,000 above the one of AMQP.
+    Without ``RABBITDLQ_MANAGEMENT_URL`` the management API is the private node's, where that one is named (``home`` is
+    its directory), else it is asked for where RabbitMQ has it by default: same host and account, port number 10,000
+    above the one of AMQP. The URL is empty where nothing answers.
     """
+    variables = os.environ if variables is None else variables
     url = variables.get("RABBITDLQ_URL")
     if not url:
         return None
-    management = variables.get("RABBITDLQ_MANAGEMENT_URL") or _usual_management_url(url)
+    management = variables.get("RABBITDLQ_MANAGEMENT_URL") or _management_url(url, home)
     return BrokerAddress(url=url, management_url=management, prometheus_url=None, source="environment")
 
 
@@ -81,7 +94,7 @@ def ensure_server(say: Say = say_on_stderr) -> None:
     install_server(say)
 
 
-def _usual_management_url(url: str) -> str:
+def _management_url(url: str, home: Path | None) -> str:
     try:
         parts = urlsplit(url)
         port = parts.port or (5671 if parts.scheme == "amqps" else 5672)
@@ -89,6 +102,31 @@ def _usual_management_url(url: str) -> str:
         raise ConfigurationError(f"RABBITDLQ_URL is no URL: {error}") from error
     if parts.scheme not in {"amqp", "amqps"}:
         raise ConfigurationError("RABBITDLQ_URL has to start with amqp:// or amqps://")
+    if parts.hostname in _THIS_MACHINE:
+        with suppress(LocalBrokerError):  # a node whose state cannot be read is not the one that is meant
+            private = LocalBroker(home).status().address
+            if private is not None and urlsplit(private.url).port == port:
+                return private.management_url
+    usual = _usual_management_url(parts, port)
+    return usual if _answers(usual) else ""
+
+
+def _answers(url: str) -> bool:
+    """Tell whether the management API answers there, to this account."""
+    parts = urlsplit(url)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.hostname or "", parts.port, timeout=_ANSWER_SECONDS)
+    account = base64.b64encode(f"{unquote(parts.username or '')}:{unquote(parts.password or '')}".encode()).decode()
+    try:
+        connection.request("GET", "/api/overview", headers={"Authorization": f"Basic {account}"})
+        return "rabbitmq_version" in json.loads(connection.getresponse().read())
+    except (OSError, http.client.HTTPException, ValueError, TypeError):
+        return False
+    finally:
+        connection.close()
+
+
+def _usual_management_url(parts: SplitResult, port: int) -> str:
     scheme = "https" if parts.scheme == "amqps" else "http"
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname or "localhost"
     user, password = (quote(unquote(part), safe="") for part in (parts.username or "guest", parts.password or "guest"))

@@ -6,16 +6,20 @@ depend on each other together.
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
+import pty
 import signal
+import struct
 import sys
+import termios
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from aiormq.exceptions import ChannelNotFoundEntity
 from yarl import URL
@@ -41,7 +45,7 @@ PROGRAM = (sys.executable, "-m", "rabbitdlq")
 #: runs commands one after the other, each in a process of its own; loading, most of what one takes, is done only once
 FORKING = """
 import json, os, sys, tempfile
-from rabbitdlq.cli import main
+from rabbitdlq.cli import main, program
 done = []
 for words in json.loads(sys.argv[1]):
     files = [tempfile.TemporaryFile(), tempfile.TemporaryFile()]
@@ -219,6 +223,7 @@ class Shell:
         script: str | None = None,
         command: Sequence[str] | None = None,
         stdin: int = asyncio.subprocess.DEVNULL,
+        stdout: int = asyncio.subprocess.PIPE,
     ) -> Running:
         """Start a command of ours, another ``command``, or a shell ``script`` where ``$rabbitdlq`` is the program."""
         if command is None:
@@ -229,7 +234,7 @@ class Shell:
             cwd=self.folder,
             env=surroundings,
             stdin=stdin,
-            stdout=asyncio.subprocess.PIPE,
+            stdout=stdout,
             stderr=asyncio.subprocess.PIPE,
         )
         running = Running(process)
@@ -248,6 +253,17 @@ class Shell:
         with contextlib.suppress(ConnectionError):  # it may end without having read all
             await running.feed(stdin)
         return await running.end()
+
+    async def on_terminal(self, *words: str, columns: int) -> Done:
+        """Run a command to its end whose stdout is a terminal of so many columns."""
+        ours, theirs = pty.openpty()
+        with open(ours, "rb", buffering=0) as screen:
+            with open(theirs, "rb", buffering=0):
+                fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, columns, 0, 0))
+                running = await self.start(*words, env={"COLUMNS": str(columns)}, stdout=theirs)
+            shown = asyncio.create_task(asyncio.to_thread(_read_to_end, screen))
+            done = await running.end()
+            return Done(done.code, (await shown).decode().replace("\r\n", "\n"), done.err)
 
     async def script(self, text: str) -> Done:
         """Run a shell script in which ``$rabbitdlq`` is the program."""
@@ -278,6 +294,15 @@ class Shell:
         for part, value in changes.items():
             url = getattr(url, f"with_{part}")(value)
         return str(url)
+
+
+def _read_to_end(screen: BinaryIO) -> bytes:
+    """What a terminal was sent until everybody closed it, which Linux tells by an error."""
+    shown = b""
+    with contextlib.suppress(OSError):
+        while data := screen.read(65_536):
+            shown += data
+    return shown
 
 
 @asynccontextmanager

@@ -111,7 +111,8 @@ async def test_wrong_words_get_one_line(shell: Shell) -> None:
         ([*both, *handler, "--priority", "2", "--priority", "3"], "--priority: told twice for all queues"),
         ([*both, *handler, "--rate", "fast"], "--rate: 'fast' is no rate above zero; write 50/s, 600/m or 1000/h"),
         ([*both, *handler, "--rate", "1/h"], "rate: 1/h is too slow"),
-        ([*both, *handler, "--order", "fair"], "priority: 'fair' is neither 'strict' nor 'weighted'"),
+        ([*both, *handler, "--order", "fair"], "--order: 'fair' is neither 'strict' nor 'weighted'"),
+        (["consume", slow.name, *handler, "--order", "fair"], "--order: 'fair' is neither 'strict' nor 'weighted'"),
         ([*both, *handler, "--priority", f"{slow.name}=2", "--slots", "1"], "slots: 1 is too few"),
         (["consume", slow.name, slow.name, *handler], f"'{slow.name}' has 2"),
     ]

@@ -25,6 +25,12 @@ async def test_a_broker_that_cannot_be_used_is_one_line_without_the_password(she
         shell.with_url(scheme="http", password="geheim"): (2, "rabbitdlq: broker URL: 'http://", "is not amqp://"),
         "amqp://guest:ge/heim@127.0.0.1/": (2, "rabbitdlq: broker URL: ", "of a password as %2F"),
         "amqp://guest:12/geheim@127.0.0.1/": (2, "rabbitdlq: broker URL: ", "of a password as %2F"),
+        f"{shell.with_url(password='geheim')}?heartbeat=x": (
+            2,
+            "rabbitdlq: broker URL: heartbeat: 'x' is no whole",
+            "",
+        ),
+        f"{shell.with_url(password='geheim')}?heartbeat=-1": (2, "rabbitdlq: broker URL: heartbeat: '-1' is no ", ""),
         shell.with_url(port=NOBODY, password="geheim"): (1, connecting, "connection refused; does the broker run"),
         shell.with_url(password="geheim"): (1, connecting, "check user, password"),
         shell.with_url(path="/nowhere"): (1, connecting, "vhost nowhere not found"),
@@ -44,6 +50,15 @@ async def test_a_broker_that_cannot_be_used_is_one_line_without_the_password(she
         assert line.startswith(start), line
         assert part in line, line
         assert "heim" not in done.out + done.err
+
+
+async def test_a_port_that_speaks_something_else_is_told_to_be_none_of_amqp(shell: Shell) -> None:
+    """ "Server connection unexpectedly closed. Read 0 bytes but 1 bytes expected": of the management API's port."""
+    done = await shell("--url", shell.with_url(port=URL(shell.management_url).port or 0), "dlq", "list", shell.queue)
+
+    assert (done.code, done.out) == (1, "")
+    (line,) = done.lines
+    assert line.endswith("is that an AMQP port, or the one of the management API or of TLS (amqps://)?")
 
 
 async def test_commands_that_work_on_a_broker_say_in_one_line_that_there_is_none(shell: Shell) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import re
 import signal
 import stat
+from datetime import UTC, datetime, timedelta
 
 from rabbitdlq import names
 from rabbitdlq.local_broker import BrokerAddress
@@ -234,10 +235,105 @@ async def test_a_purge_takes_no_more_than_it_asked_for(shell: Shell) -> None:
     assert (done.code, done.lines[-1].endswith("dropped 2, stayed 0")) == (0, True)
     assert await dead(shell) == ["m2"]
 
-    moved = await shell("dlq", "move", shell.queue, "--all", "--to-queue", "nowhere")
-    assert (moved.code, moved.lines[-1]) == (1, "moved 0, stayed 1")
-    assert "m2: " in moved.lines[0]
-    assert "'nowhere'" in moved.lines[0]
+
+async def test_a_move_into_a_queue_that_is_not_there_is_refused_before_anything_is_sent(shell: Shell) -> None:
+    """An error for each letter, a run in the journal, and the advice to declare the topology, which does not help."""
+    await filled(shell, 2)
+    later = await shell.raw.queue(f"{shell.queue}-later")
+    move = ("dlq", "move", shell.queue, "--all", "--to-queue")
+
+    refused, forced, planned, moved, runs = await shell.one_by_one(
+        (*move, "nowhere"),
+        (*move, "nowhere", "--force"),
+        (*move, later, "--dry-run"),
+        (*move, later),
+        ("dlq", "runs", shell.queue, "--json"),
+    )
+
+    error = "preflight: error: queue 'nowhere': there is no such queue"
+    assert (refused.code, refused.lines[0], refused.lines[1].partition(";")[0]) == (1, error, "nothing was sent")
+    assert len(refused.lines) == 2
+    assert (forced.code, forced.lines[0], forced.lines[-1]) == (1, error, "moved 0, stayed 2")
+    # nobody is expected to work on letters that are put aside
+    assert (planned.code, "consumer" in planned.out) == (0, False)
+    assert (moved.code, moved.lines) == (0, ["moved 2, stayed 0"])
+    assert [run["counts"]["done"] for run in runs.json] == [0, 2]
+    assert await letters_left(shell.bench, later) == ["m0", "m1"]
+
+
+async def test_letters_can_be_dropped_twice_within_one_second(shell: Shell) -> None:
+    """The archive's name tells the second, and the second file of it was refused as one that is there already."""
+    await filled(shell, 3)
+    queue, now = shell.queue, datetime.now(UTC)
+    for second in range(60):
+        shell.write(f"{queue}-dead-{now + timedelta(seconds=second):%Y%m%dT%H%M%SZ}.jsonl", "precious\n")
+
+    dropped, purged = await shell.one_by_one(("dlq", "drop", queue, "m0", "--yes"), ("dlq", "purge", queue, "--yes"))
+
+    for done in (dropped, purged):
+        assert done.code == 0, done.err
+        assert re.search(rf"what was dropped is in {queue}-dead-\w+-[23]\.jsonl: ", done.lines[-1])
+    assert await dead(shell) == []
+    kept = list(shell.folder.glob(f"{queue}-dead-*.jsonl"))
+    assert len(kept) == 62
+    assert [path.read_text() for path in kept].count("precious\n") == 60
+
+
+async def test_a_run_of_a_live_journal_is_not_said_to_be_resumed(shell: Shell) -> None:
+    """``--resume`` was advised, and then refused since the journal keeps nothing."""
+    shell.write_topology(more='journal = "live"\n', journal="live")
+    await filled(shell, 20)
+
+    running = await shell.start("dlq", "replay", shell.queue, "--all", "--rate", "2/s")
+    await until(lambda: _reached(shell, 2), "some are sent")
+    running.send(signal.SIGINT)
+    done = await running.end()
+    runs, journal = await shell.together(("dlq", "runs", shell.queue), ("journal", shell.queue))
+
+    keeps_nothing = f"the journal of {shell.queue} is live and keeps nothing"
+    assert done.code == 3
+    assert done.lines[-1] == f"{keeps_nothing}, so no run is resumed: the rest needs a new one"
+    assert "--resume" not in done.err
+    assert (runs.code, runs.out, runs.lines) == (0, "", [f"{keeps_nothing}: what was done before is not known"])
+    assert (journal.code, journal.out, len(journal.lines)) == (0, "", 1)
+    assert journal.lines[0] == f"{keeps_nothing}: with --follow, events are shown from then on"
+
+
+async def test_why_no_letter_is_meant_is_told(shell: Shell) -> None:
+    """ "None of the 0 dead letters belong to it", and the same of letters that are all held."""
+    await shell.declare()
+    replay, drop = ("dlq", "replay", shell.queue), ("dlq", "drop", shell.queue, "--all")
+    empty = await shell.one_by_one((*replay, "--all"), drop)
+    await park(shell.bench, shell.topology, b"{}", b"{}", headers=Headers({names.LAP: 3}))
+    held = await shell.one_by_one((*replay, "--all"), drop)
+    others = await shell(*replay, "--reason", "permanent")
+
+    for done in empty:
+        assert (done.code, done.lines[-1]) == (0, f"there are no dead letters of {shell.queue}")
+    for done in held:
+        assert done.code == 0
+        assert done.lines[-1] == (
+            f"all 2 dead letters of {shell.queue} came back too often and are held: --held takes them too"
+        )
+        assert "see --held" not in done.err
+    assert others.lines[-1] == f"none of the 2 dead letters of {shell.queue} belong to it"
+
+
+async def test_runs_name_an_archive_as_it_is_named_in_a_command(shell: Shell) -> None:
+    await filled(shell, 2)
+    elsewhere = shell.folder.parent / f"{shell.queue}.jsonl"
+    _, _, runs = await shell.one_by_one(
+        ("dlq", "drop", shell.queue, "m0", "--yes", "--archive", "mine.jsonl"),
+        ("dlq", "drop", shell.queue, "m1", "--yes", "--archive", str(elsewhere)),
+        ("dlq", "runs", shell.queue, "--json"),
+    )
+    table = await shell("dlq", "runs", shell.queue)
+
+    # for programs, which may run anywhere
+    assert [run["archive"] for run in runs.json] == [str(shell.folder / "mine.jsonl"), str(elsewhere)]
+    first, second = table.out.splitlines()[1:]
+    assert "  mine.jsonl  " in first
+    assert f"  {elsewhere}"[:40] in second
 
 
 async def test_read_only_refuses_every_change_and_lets_look(shell: Shell) -> None:
@@ -283,6 +379,10 @@ async def test_what_cannot_be_meant_is_told_and_nothing_is_done(shell: Shell) ->
         ("replay", queue, "--all", "--to", queue, "--to-exchange", "x"): "leave --to-exchange",
         ("replay", queue, "--all", "--to", f"{queue}.dlq"): "where they are",
         ("purge", queue, "--archive", "a", "--no-archive"): "choose one",
+        ("replay", queue, "--all", "--reason", "exhausted"): "a selection and --all do not go together",
+        ("drop", queue, "m0", "--all", "--yes"): "ids and --all do not go together",
+        ("move", queue, "m0", "--all", "--resume", "r", "--to-queue", "q"): "leave --to-queue out",
+        ("drop", queue, "m0", "--error", "X", "--all"): "ids, a selection and --all do not go together",
     }
     found = await shell.one_by_one(*(("dlq", *words) for words in refused))
     for done, why in zip(found, refused.values(), strict=True):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import signal
 
 from tests.acceptance.cli import Shell
@@ -94,6 +95,44 @@ async def test_each_line_that_no_queue_took_is_named(shell: Shell) -> None:
         assert sorted(line.partition(":")[0] for line in done.lines[:-1]) == ["line 1", "line 3", "line 4"]
         assert all(what in line for line in done.lines[:-1])
         assert done.lines[-1] == "published 0, failed 3"
+
+
+async def test_many_lines_with_one_error_are_told_in_one(shell: Shell) -> None:
+    """A file of 200,000 lines for a queue that was not there gave 200,000 lines that said so."""
+    shell.write("many", "".join(f"{number}\n" for number in range(1_000)) + "{bad\n" + "2\n" * 10)
+
+    done = await shell("publish", shell.queue, "many")
+
+    *told, rest, counts = done.lines
+    why = f": publishing to the default exchange with key '{shell.queue}': no queue took the message"
+    bad = [line for line in told if why not in line]
+    assert done.code == 1
+    assert [line.partition(": Expecting")[0] for line in bad] == ["line 1001: not valid JSON"]
+    assert len(told) == 21
+    assert re.match(r"and 990 more, lines \d.*-1000, 1002-1011: publishing to ", rest)
+    assert counts == "published 0, failed 1,011"
+
+
+async def test_no_more_than_the_window_is_in_flight(shell: Shell) -> None:
+    """``--window`` could have been without effect, and no test would have known."""
+    await shell.declare()
+    async with Proxy(shell.url) as proxy:
+        running = await shell.open("publish", shell.queue, "--window", "3", url=proxy.url)
+        await running.feed("0\n")
+        await until(lambda: shell.raw.count(shell.queue), "the first message")
+        proxy.freeze(towards=("client",))  # what is sent from now on waits for its confirm
+        await running.feed("".join(f"{number}\n" for number in range(1, 100)))
+
+        async def three_more() -> bool:
+            return await shell.raw.count(shell.queue) >= 4
+
+        await until(three_more, "three more")
+        in_flight = await shell.raw.count(shell.queue) - 1
+        proxy.thaw()
+        done = await running.end()
+
+    assert in_flight == 3
+    assert (done.code, done.lines) == (0, ["published 100, failed 0"])
 
 
 async def test_an_exchange_of_the_application_brings_messages_with_their_key(shell: Shell) -> None:

@@ -12,7 +12,7 @@ import pytest
 import typer.main
 
 from rabbitdlq import names, parking
-from rabbitdlq.cli import app
+from rabbitdlq.cli.program import app
 from rabbitdlq.consumer.handling import options_of
 from rabbitdlq.local_broker import BrokerAddress
 from rabbitdlq.settings import QueueSettings, load_topologies
@@ -78,6 +78,19 @@ def test_the_settings_of_the_readme_are_those_of_the_topology_file() -> None:
     }
 
     assert written == known
+
+
+def test_the_environment_variables_of_the_readme_are_those_that_are_read() -> None:
+    """``--help`` cuts the longer names on a terminal of 80 columns."""
+    ours = "RABBITDLQ_"
+    written = {name for row in table("environment") for name in re.findall(rf"`({ours}\w+)`", row[0])}
+    #: between our own processes, and for docker-compose.yml, whose ports `make` picks
+    between = {"SUPERVISOR_LINE", "PROCESS_NUMBER", "DEMO_FIXED", "AMQP_PORT", "MANAGEMENT_PORT", "PROMETHEUS_PORT"}
+    read = {
+        name for path in (ROOT / "rabbitdlq").rglob("*.py") for name in re.findall(rf"{ours}[A-Z_]+", path.read_text())
+    }
+
+    assert written == read - {f"{ours}{name}" for name in between}
 
 
 def test_the_headers_of_the_readme_are_those_of_a_dead_letter() -> None:

@@ -181,7 +181,7 @@ async def test_a_full_queue_that_drops_loses_messages(bench: Bench, broker: Brok
 
     assert found["room"][0] == "error"
     assert "6 of its oldest messages would be LOST" in found["room"][1]
-    assert found["return"] == ("error", f"in queue {queue!r} what waits for 0:01:00 expires and is lost")
+    assert found["return"] == ("error", f"in queue {queue!r} what waits for 1m expires and is lost")
 
 
 async def test_a_policy_that_limits_deliveries_is_told(

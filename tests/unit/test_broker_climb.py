@@ -3,13 +3,15 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rabbitdlq.errors import ConfigurationError, LocalBrokerError
 from rabbitdlq.local_broker import BrokerAddress, broker_from_environment, climb, compose, install
-from rabbitdlq.local_broker.home import NodeState
+from rabbitdlq.local_broker.daemon import Daemon, started_at
+from rabbitdlq.local_broker.home import NodeHome, NodeState
 from rabbitdlq.local_broker.ports import Ports
 
 _PORTS = Ports(amqp=20001, management=20002, prometheus=20003, distribution=20004, epmd=20005)
@@ -24,6 +26,11 @@ def _script(path: Path, text: str) -> Path:
 
 
 class TestEnvironmentUrl:
+    @pytest.fixture(autouse=True)
+    def _no_network(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setenv("RABBITDLQ_BROKER_HOME", str(tmp_path / "home"))
+        monkeypatch.setattr(climb, "_answers", lambda _url: True)
+
     @pytest.mark.parametrize(
         ("url", "management"),
         [
@@ -36,6 +43,30 @@ class TestEnvironmentUrl:
     def test_the_management_api_is_expected_where_rabbitmq_has_it_by_default(self, url: str, management: str) -> None:
         address = broker_from_environment({"RABBITDLQ_URL": url})
         assert address == BrokerAddress(url, management, None, "environment")
+
+    def test_where_nothing_answers_there_is_no_management_url(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A command was given one that led nowhere, or to somebody else."""
+        monkeypatch.setattr(climb, "_answers", lambda _url: False)
+        address = broker_from_environment({"RABBITDLQ_URL": "amqp://mq.example"})
+        assert address == BrokerAddress("amqp://mq.example", "", None, "environment")
+
+    @pytest.mark.parametrize(
+        ("url", "management"),
+        [
+            ("amqp://guest:guest@127.0.0.1:20001/", "http://guest:guest@127.0.0.1:20002"),
+            ("amqp://localhost:20001", "http://guest:guest@127.0.0.1:20002"),
+            ("amqp://guest:guest@127.0.0.1:20011/", "http://guest:guest@127.0.0.1:30011"),
+            ("amqp://mq.example:20001", "http://guest:guest@mq.example:30001"),
+        ],
+    )
+    def test_the_private_node_knows_its_own(self, url: str, management: str, tmp_path: Path) -> None:
+        """Its ports are free ones: 10,000 above that of AMQP there is nothing."""
+        home, ourselves = NodeHome(tmp_path / "node"), Daemon(os.getpid(), started_at(os.getpid()) or "")
+        with home.locked(create=True, patience=5):
+            home.write(replace(_STATE, broker=ourselves))
+        address = broker_from_environment({"RABBITDLQ_URL": url}, home=home.path)
+        assert address
+        assert address.management_url == management
 
     def test_a_management_url_that_is_given_is_taken(self) -> None:
         address = broker_from_environment({"RABBITDLQ_URL": "amqp://a", "RABBITDLQ_MANAGEMENT_URL": "http://b:1"})
@@ -68,6 +99,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             yield BrokerAddress("amqp://local", "http://local", None, "local")
 
     monkeypatch.delenv("RABBITDLQ_URL", raising=False)
+    monkeypatch.setattr(climb, "_answers", lambda _url: True)
     monkeypatch.setattr(climb, "compose_answers", lambda: False)
     monkeypatch.setattr(climb, "compose_broker", fake_compose)
     monkeypatch.setattr(climb, "server_program", lambda: None)

@@ -13,7 +13,7 @@ MODULES = {
     "rabbitdlq.deaths": False,
     "rabbitdlq.durations": True,
     "rabbitdlq.failure": True,
-    "rabbitdlq.limits": False,
+    "rabbitdlq.limits": True,
     "rabbitdlq.message": False,
     "rabbitdlq.parking": False,
     "rabbitdlq.settings": False,
