@@ -25,7 +25,7 @@ REPEATED = "dlq-repeated"
 ID_DERIVED = "dlq-id-derived"
 #: on a message that was put into a rung by a publish, not by a nack: how often it had failed by then
 FAILURES = "dlq-failures"
-#: on a message that was postponed: a crash had brought it back before, and it may be what kills the process
+#: on a message that was postponed: how many crashes may have brought it back before, and since when that is told
 SUSPECT = "dlq-suspect"
 #: on a replayed message: the park id of the dead letter it was, the same on a copy that a crash sent twice
 REPLAY_ID = "dlq-replay-id"

@@ -227,11 +227,11 @@ def replay_properties(letter: DeadLetter) -> Properties:
     return _back_to_work(clean, own, original, letter.id, derived=letter.id_derived)
 
 
-def ladder_properties(message: Message, failures: int, *, suspect: bool = False) -> Properties:
+def ladder_properties(message: Message, failures: int, *, suspect: str | None = None) -> Properties:
     """The properties with which a message is put into a rung by a publish: its own, and how often it has failed.
 
-    What would harm it there, an expiration before all, is moved as it is for a dead letter. ``suspect``: say that a
-    crash has brought it back, which the broker forgets.
+    What would harm it there, an expiration before all, is moved as it is for a dead letter. ``suspect``: what the
+    broker forgets of crashes that brought it back.
     """
     clean, moved = harmless(message.properties)
     own: dict[str, Any] = {
@@ -240,8 +240,8 @@ def ladder_properties(message: Message, failures: int, *, suspect: bool = False)
         names.EXCHANGE: shorten(message.exchange, NAME_BYTES),
         names.ROUTING_KEY: shorten(message.routing_key, NAME_BYTES),
     }
-    if suspect:
-        own[names.SUSPECT] = True
+    if suspect is not None:
+        own[names.SUSPECT] = suspect
     before = message.properties.table.text(names.ORIGINAL)
     kept = {name: value for name, value in moved.items() if not names.is_brokers(name)}
     return _back_to_work(clean, own, {**read_original(before), **kept}, message.id, derived=message.id_derived)

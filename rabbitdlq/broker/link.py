@@ -11,6 +11,7 @@ new one, by a message that reaches no queue, when publishing goes on.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -32,6 +33,13 @@ _LAST_CONFIRMS = 0.5
 _ASK_AGAIN = 1.0
 #: for so long one question may go without an answer; then it is asked on a new connection
 _ANSWER = timedelta(minutes=5)
+#: channels are not made anew more often, in seconds; and for so long the old one's publishes may be confirmed
+_RENEW_AGAIN, _OLD_CHANNEL = 10.0, 60.0
+
+
+async def _close_later(publisher: Publisher) -> None:
+    await asyncio.sleep(_OLD_CHANNEL)
+    await publisher.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +65,8 @@ class PublishLink:
         self._patience = patience
         self._publisher: Publisher | None = None
         self._opening = asyncio.Lock()
+        self._renewed_at = float("-inf")
+        self._closing: set[asyncio.Task[None]] = set()
         self._asking: asyncio.Task[None] | None = None
         self._unblocked = asyncio.Event()
         #: while an alarm of the broker keeps this link from publishing; known with ``patience`` only
@@ -91,6 +101,21 @@ class PublishLink:
         publisher = await self.publisher(timeout)
         await publisher.publish(outgoing, timeout=timeout, mandatory=mandatory)
 
+    async def renew(self) -> None:
+        """Use a new channel from now on; what is under way keeps the old one for a while.
+
+        A channel of RabbitMQ 3.10 that a full queue has refused is refused for ever, also when there is room again.
+        """
+        now, old = asyncio.get_running_loop().time(), self._publisher
+        if old is None or not old.is_ready or now < self._renewed_at + _RENEW_AGAIN:
+            return
+        self._renewed_at = now
+        with contextlib.suppress(BrokerError):
+            self._publisher = await Publisher.open(old.connection)
+            closing = asyncio.create_task(_close_later(old))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+
     async def unblocked(self) -> None:
         """Return when no alarm keeps it from publishing, however long that takes."""
         while self.blocked is not None:
@@ -114,6 +139,8 @@ class PublishLink:
 
     async def close(self) -> None:
         """Close the connection if there is one."""
+        for closing in self._closing:
+            closing.cancel()
         if self._asking is not None:
             self._asking.cancel()
             await asyncio.gather(self._asking, return_exceptions=True)

@@ -139,18 +139,16 @@ class Consumer:
             park_timeout=park_timeout,
         )
         self._attempt = isolated.attempt(handler, classes, payload_type, timeouts)
-        self._once = (
-            None
-            if idempotency is None
-            else Once(idempotency, idempotency_key or options.idempotency_key, lease, timeouts)
-        )
+        key_of = idempotency_key or options.idempotency_key
+        self._once = None if idempotency is None else Once(idempotency, key_of, lease, timeouts)
         self._suspects = Suspects(
+            topology,
             self._settler,
             self._writer,
             self._index,
             self.worker,
             hard_timeout=timeouts.hard,
-            lease=None if self._once is None else self._once.lease,
+            lease=self._once.lease if self._once else None,
         )
         self._management_url = management_url
         self._processor = Processor(
@@ -258,6 +256,7 @@ class Consumer:
             if deaf:  # a handler that swallows its cancellation must not keep the process from ending
                 log.error("handlers_abandoned", queue=self.topology.name, count=deaf)
             await self._attempt.close()
+            await self._suspects.close()
             if self._once is not None:
                 await self._once.close()
             self.signs.enter("ended")
@@ -315,8 +314,8 @@ class Consumer:
 
     def _use(self, session: Session) -> None:
         """Before the session's first delivery: parks need its reader, and to know what the broker counts."""
-        self._settler.reader, self._settler.repair = session.reader, session.repair
-        self._settler.delivery_count_travels = (4, 0) <= session.version < (4, 3)
+        self._settler.reader, self._settler.rungs.repair = session.reader, session.repair
+        self._settler.suspicions.heed(session.version)
         if self._asking is None:
             self._asking = asyncio.create_task(
                 warn_of_timeouts(self.topology.name, session.vhost, self._timeouts, self._management_url)

@@ -41,6 +41,8 @@ class Vitals:
     parking_blocked: tuple[datetime, str] | None = None
     #: how often one began to
     blockings: int = 0
+    #: messages that wait unacknowledged until a rung of the ladder can be reached
+    kept: int = 0
     parks_failed: int = 0
     last_park_failed_at: datetime | None = None
     breaker: BreakerState | None = None
@@ -170,6 +172,8 @@ def _parking(vitals: Vitals, now: datetime) -> Check:
             f", {failed}" if vitals.parks_failed else ""
         )
         return Check("parking", "degraded", text, since)
+    if vitals.kept:
+        return Check("parking", "degraded", f"{vitals.kept:,} messages wait for a rung that cannot be reached")
     at = vitals.last_park_failed_at
     if at is not None and now - at < TOLD_FOR:
         return Check("parking", "degraded", f"failed: {failed}", at)

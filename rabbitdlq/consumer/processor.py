@@ -91,10 +91,11 @@ class Processor:
 
     async def process(self, delivery: Delivery) -> None:
         """Bring one delivery to its end. Never raises but for a cancellation of the worker."""
-        if delivery is not self._suspects.current:
+        suspect = delivery is self._suspects.current
+        if not suspect and delivery not in self._suspects.overdue:
             return await self._process(delivery, suspect=False)
         try:
-            await self._process(delivery, suspect=True)
+            await self._process(delivery, suspect=suspect)
         finally:
             self._suspects.done(delivery)
 
@@ -115,7 +116,7 @@ class Processor:
                 outcome = unreadable(problem)
             elif delivery in self._suspects.overdue:
                 outcome = Postponed(OVERDUE, 0.0)
-            elif not suspect or (outcome := await self._suspects.convicted(message)) is None:
+            elif not suspect or (outcome := await self._suspects.convicted(delivery, message)) is None:
                 outcome = await self._once_or_always(message, delivery)
             if outcome is not None:  # else its message was settled without it
                 await self._settle(delivery, message, outcome)
@@ -229,6 +230,11 @@ class Processor:
                 running.task.cancel()
             elif took >= hard + self._timeouts.look_every and running.cancelled:
                 self._give_up(running)
+
+    @property
+    def kept(self) -> int:
+        """Messages that wait unacknowledged until a rung can be reached."""
+        return self._settler.rungs.kept
 
     @property
     def abandoned(self) -> int:

@@ -2,18 +2,26 @@
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
 import structlog
 
 from rabbitdlq.broker import Delivery, Outgoing, PublishLink
-from rabbitdlq.errors import BrokerError, PublishRefused
+from rabbitdlq.errors import (
+    AccessDenied,
+    BrokerError,
+    EntityNotFound,
+    PublishRefused,
+    PublishUnconfirmed,
+    Unroutable,
+)
 from rabbitdlq.message import Message
 from rabbitdlq.topology import Rung, Topology
 from rabbitdlq.wire import Properties
 
-__all__ = ["Rungs", "Settlement"]
+__all__ = ["Rungs", "Settlement", "is_missing"]
 
 Settlement = Literal["done", "left_to_broker", "given_back", "too_late"]
 
@@ -21,6 +29,13 @@ log = structlog.stdlib.get_logger(__name__)
 
 #: between two tries: the rung's delay, within these bounds
 _SHORTEST_PAUSE, _LONGEST_PAUSE = timedelta(seconds=1), timedelta(seconds=30)
+#: the longest where the broker does not confirm
+_UNCONFIRMED_PAUSE = timedelta(minutes=5)
+
+
+def is_missing(error: BrokerError) -> bool:
+    """Whether it says that something of the topology is not there."""
+    return isinstance(error, Unroutable | EntityNotFound)
 
 
 class Rungs:
@@ -44,6 +59,10 @@ class Rungs:
         self._timeout = timeout
         #: when the last message that was put here is to be back
         self.until = datetime.min.replace(tzinfo=UTC)
+        #: messages that wait unacknowledged until their rung can be reached
+        self.kept = 0
+        #: declares again what is missing of the topology, on the session at hand
+        self.repair: Callable[[], Awaitable[object]] | None = None
 
     async def put_or_keep(
         self, delivery: Delivery, message: Message, rung: Rung, properties: Properties, *, else_nack: bool = False
@@ -53,11 +72,15 @@ class Rungs:
         A consumer that ends gives back what it keeps. A crash between confirm and ack runs it twice: once from the
         rung, and once because the broker delivers it again.
         """
-        told = False
+        pause, told = min(max(rung.delay, _SHORTEST_PAUSE), _LONGEST_PAUSE), False
         while (error := await self._put(message, rung, properties)) is not None:
+            if not told and is_missing(error) and await self.repaired(message):
+                told = True
+                continue
             # what the broker will never take from us it may well move by itself
-            nack = else_nack or (isinstance(error, PublishRefused) and not error.later)
-            if not told:
+            never = isinstance(error, AccessDenied) or (isinstance(error, PublishRefused) and not error.later)
+            nack = else_nack or never
+            if not told or never:
                 told = True
                 log.warning(
                     "rung_unreachable",
@@ -72,12 +95,29 @@ class Rungs:
             if nack:
                 return "done" if delivery.nack(requeue=False) else "too_late"
             # given back it would be here again at once, and each time one delivery nearer to the limit of its queue
-            await self._pause(min(max(rung.delay, _SHORTEST_PAUSE), _LONGEST_PAUSE))
+            self.kept += 1
+            try:
+                await self._pause(pause)
+            finally:
+                self.kept -= 1
+            if isinstance(error, PublishUnconfirmed):  # it may have arrived: each try may be a copy
+                pause = min(2 * pause, _UNCONFIRMED_PAUSE)
             if delivery.gone:
                 return "too_late"
             if self._stopping.is_set():
                 return await self.give_back(delivery)
         return "done" if delivery.ack() else "too_late"
+
+    async def repaired(self, message: Message) -> bool:
+        """Whether what was missing of the topology was declared again."""
+        if self.repair is None:
+            return False
+        try:
+            await self.repair()
+        except BrokerError as error:
+            log.error("topology_missing", queue=message.queue, message_id=message.id, error=str(error))
+            return False
+        return True
 
     async def _put(self, message: Message, rung: Rung, properties: Properties) -> BrokerError | None:
         # the way a nack takes: who consumes need not have the right to write into any queue there is

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import assert_never
@@ -13,16 +12,14 @@ from rabbitdlq import journal, names
 from rabbitdlq.broker import Delivery, Outgoing, PublishLink
 from rabbitdlq.consumer.histories import earlier_attempts
 from rabbitdlq.consumer.outcome import Dropped, Outcome, Park, Postponed, Released, Retry, Skipped, Succeeded
-from rabbitdlq.consumer.rungs import Rungs, Settlement
+from rabbitdlq.consumer.rungs import Rungs, Settlement, is_missing
+from rabbitdlq.consumer.suspicion import Suspicions
 from rabbitdlq.dead_letter import AttemptRecord
-from rabbitdlq.deaths import deaths_of, rejections
 from rabbitdlq.errors import (
     BrokerError,
     BrokerUnavailable,
-    EntityNotFound,
     PublishRefused,
     PublishUnconfirmed,
-    Unroutable,
 )
 from rabbitdlq.journal import HistoryIndex, JournalReader, JournalWriter
 from rabbitdlq.message import Message
@@ -35,7 +32,6 @@ __all__ = ["Settler"]
 log = structlog.stdlib.get_logger(__name__)
 
 PARK_TIMEOUT = timedelta(seconds=10)
-_SUSPECT = names.SUSPECT.encode()
 
 
 class Settler:
@@ -62,12 +58,9 @@ class Settler:
         self._park_timeout = park_timeout
         #: the way into a rung that a nack does not take
         self.rungs = Rungs(topology, link, stopping=stopping, over=over, timeout=park_timeout)
-        #: declares again what is missing of the topology, on the session at hand
-        self.repair: Callable[[], Awaitable[object]] | None = None
         #: the journal's reader of the session at hand
         self.reader: JournalReader | None = None
-        #: 4.0 to 4.2 carry the delivery count through the ladder, and call every returned message redelivered
-        self.delivery_count_travels = False
+        self.suspicions = Suspicions(topology)
 
     async def settle(self, delivery: Delivery, message: Message, outcome: Outcome) -> Settlement:
         """Do what the outcome says, and say what was done: ``too_late`` where the broker delivers the message again,
@@ -147,7 +140,7 @@ class Settler:
         if outcome.failure is not None:
             await self._writer.append(journal.postponed(message, outcome.failure, outcome.why, self._worker))
         rung = self._topology.rungs[0]
-        properties = ladder_properties(message, message.attempt - 1, suspect=self.is_suspect(delivery))
+        properties = ladder_properties(message, message.attempt - 1, suspect=self.suspicions.mark(delivery))
         settlement = await self.rungs.put_or_keep(delivery, message, rung, properties)
         if settlement == "done":
             failure = outcome.failure
@@ -177,14 +170,14 @@ class Settler:
             parked_at=datetime.now(UTC),
             park_id=new_park_id(message),
             history_partial=partial,
-            repeated=self.delivered_before(delivery),
+            repeated=self.suspicions.delivered_before(delivery),
             max_attempts=outcome.max_attempts,
         )
         # told to the journal at the same time: it has the story too if the dead letter does not get there
         told = self._writer.begin(event)
         error = await self._publish_park(message, parking)
         await told
-        if error is not None and _missing(error) and await self._repaired(message):
+        if error is not None and is_missing(error) and await self.rungs.repaired(message):
             error = await self._publish_park(message, parking)
         if error is not None:
             return await self._not_parked(delivery, message, error)
@@ -253,20 +246,9 @@ class Settler:
                 return None
         return error
 
-    async def _repaired(self, message: Message) -> bool:
-        """Whether what was missing of the topology was declared again."""
-        if self.repair is None:
-            return False
-        try:
-            await self.repair()
-        except BrokerError as error:
-            log.error("topology_missing", queue=message.queue, message_id=message.id, error=str(error))
-            return False
-        return True
-
     async def _not_parked(self, delivery: Delivery, message: Message, error: BrokerError) -> Settlement:
         # the broker dead-letters into the same queue: one that is full or missing makes a classic work queue lose it
-        refused = _missing(error) or (isinstance(error, PublishRefused) and error.later)
+        refused = is_missing(error) or (isinstance(error, PublishRefused) and error.later)
         log.error(
             "park_failed",
             message_id=message.id,
@@ -278,8 +260,9 @@ class Settler:
             else "nacked: the broker retries it, or parks it without its story, which the journal has",
         )
         if refused:
+            await self._link.renew()
             slowest = max(self._topology.rungs, key=lambda rung: rung.delay)
-            properties = ladder_properties(message, message.attempt - 1, suspect=self.is_suspect(delivery))
+            properties = ladder_properties(message, message.attempt - 1, suspect=self.suspicions.mark(delivery))
             settlement = await self.rungs.put_or_keep(delivery, message, slowest, properties)
         else:
             settlement = _done(delivery.nack(requeue=False))
@@ -290,42 +273,6 @@ class Settler:
         record = journal.attempt_record(message, failure, self._worker, outcome.at, outcome.duration_ms)
         self._index.add_record(message.id, message.lap, record)
         return journal.failed(message, record, failure), record
-
-    def may_be_suspect(self, delivery: Delivery) -> bool:
-        """Whether it is worth asking :meth:`is_suspect`; of most deliveries it is not."""
-        return delivery.redelivered or (
-            delivery.exchange == self._topology.return_exchange and delivery.mentions(_SUSPECT)
-        )
-
-    def is_suspect(self, delivery: Delivery) -> bool:
-        """Whether a crash may have brought it back, now or before it was postponed.
-
-        Raises :class:`WireError` for broken properties.
-        """
-        return self.delivered_before(delivery) or (
-            delivery.exchange == self._topology.return_exchange
-            and delivery.properties().table.raw(names.SUSPECT) is not None
-        )
-
-    def delivered_before(self, delivery: Delivery) -> bool:
-        """Whether an earlier delivery of this very attempt may have ended in a crash, maybe with its park confirmed.
-
-        Raises :class:`WireError` for broken properties.
-        """
-        if not delivery.redelivered:
-            return False
-        headers = delivery.properties().table
-        count = headers.number("x-delivery-count")
-        if not self.delivery_count_travels:
-            # from 4.3 on a quorum queue counts crashes apart from what was given back
-            return "x-acquired-count" not in headers or (count is not None and count > 0)
-        if count is None:  # a classic queue counts nothing, and calls nothing redelivered that came from a rung
-            return True
-        return count > rejections(deaths_of(headers), self._topology.name)
-
-
-def _missing(error: BrokerError) -> bool:
-    return isinstance(error, Unroutable | EntityNotFound)
 
 
 def _done(settled: bool) -> Settlement:

@@ -90,6 +90,7 @@ class Signs:
             journal_lost=self.writer.lost,
             parking_blocked=_told(self._parking.blocked or self._journaling.blocked),
             blockings=self._parking.blockings,
+            kept=self._processor.kept,
             parks_failed=self._processor.summary.left_to_broker,
             last_park_failed_at=self._last_left_at,
             breaker=self._breaker,

@@ -21,6 +21,7 @@ from rabbitdlq.errors import BrokerError
 from rabbitdlq.failure import Failure, fingerprint
 from rabbitdlq.journal import HistoryIndex, JournalReader, JournalWriter, StartKey
 from rabbitdlq.message import Message
+from rabbitdlq.topology import Topology
 from rabbitdlq.wire import WireError
 
 __all__ = ["MAX_STARTS", "Suspects"]
@@ -29,6 +30,8 @@ log = structlog.stdlib.get_logger(__name__)
 
 #: after so many beginnings without an end a message is parked. The crash that first made it suspect comes before
 MAX_STARTS = 3
+#: so many are not of handlers at work, whatever their messages' ids are derived from
+CERTAIN_STARTS = 3 * MAX_STARTS
 #: beginnings are looked for in that much of the journal: service managers restart what keeps dying minutes apart
 READ_BACK = timedelta(hours=2)
 READ_BACK_TIMEOUT = timedelta(seconds=30)
@@ -44,6 +47,7 @@ class Suspects:
 
     def __init__(
         self,
+        topology: Topology,
         settler: Settler,
         writer: JournalWriter,
         index: HistoryIndex,
@@ -58,6 +62,7 @@ class Suspects:
         self._writer = writer
         self._index = index
         self._worker = worker
+        self._crash_limit = topology.crash_limit
         self._hard_timeout = hard_timeout
         self._look_back_for = max(READ_BACK, (MAX_STARTS + 1) * (lease or timedelta()))
         #: is given what may be worked on
@@ -70,8 +75,9 @@ class Suspects:
         self.overdue: set[Delivery] = set()
         self._begun: tuple[Delivery, Message, StartKey, datetime] | None = None
         self._untold: deque[journal.Entry] = deque(maxlen=MOST_UNTOLD)
-        #: whose journal has been read far enough
+        #: whose journal has been read, and how far back
         self._read_back: JournalReader | None = None
+        self._read_since = datetime.max.replace(tzinfo=UTC)
 
     @property
     def held(self) -> int:
@@ -80,7 +86,7 @@ class Suspects:
 
     def put(self, delivery: Delivery) -> None:
         """Let it through, now or when it is its turn."""
-        if not self._settler.may_be_suspect(delivery) or not self._is_suspect(delivery):
+        if not self._settler.suspicions.worth_asking(delivery) or not self._is_suspect(delivery):
             self.let_through(delivery)
         elif self.current is None:
             self.current = delivery
@@ -90,7 +96,7 @@ class Suspects:
 
     def _is_suspect(self, delivery: Delivery) -> bool:
         try:
-            return self._settler.is_suspect(delivery)
+            return self._settler.suspicions.of(delivery).crashes > 0
         except WireError:
             return False  # its opening tells what is wrong with it
 
@@ -121,17 +127,27 @@ class Suspects:
         self._held.clear()
         return held
 
-    async def convicted(self, message: Message) -> Park | None:
+    async def convicted(self, delivery: Delivery, message: Message) -> Park | None:
         """What has begun too often without an end is to be parked.
 
-        A journal that cannot be written or read counts nothing: then the broker's delivery limit is the net.
+        A journal that cannot be written or read counts nothing: then crashes are counted up to the delivery limit,
+        with the innocents that lay beside it.
         """
-        await self._look_back()
+        suspicion = self._settler.suspicions.of(delivery)
+        await self._look_back(suspicion.since)
         starts = self._index.starts(_key(message))
-        if message.id_derived:
+        if message.id_derived and suspicion.crashes < MAX_STARTS and len(starts) < CERTAIN_STARTS:
             # equal messages are not one: the others' handlers may be at work elsewhere, and have crashed nothing
             starts = [start for start in starts if start < datetime.now(UTC) - self._hard_timeout]
-        return _crashed(message, starts) if len(starts) >= MAX_STARTS else None
+        if len(starts) >= MAX_STARTS:
+            return _crashed(
+                message,
+                f"its handler was begun {len(starts)} times, and each time the process was gone "
+                f"before it ended: {_times(starts)}",
+            )
+        if suspicion.crashes > self._crash_limit:
+            return _crashed(message, f"{suspicion.crashes} processes that had it were gone before it was settled")
+        return None
 
     async def begin(self, delivery: Delivery, message: Message) -> None:
         """Tell the journal that its handler begins."""
@@ -168,14 +184,19 @@ class Suspects:
             if self._untold and self._untold[0] is entry:
                 self._untold.popleft()
 
-    async def _look_back(self) -> None:
+    async def close(self) -> None:
+        """Tell what could not be told before."""
+        await self._tell()
+
+    async def _look_back(self, suspect_since: datetime | None) -> None:
         await self._tell()
         reader = self._settler.reader
-        if reader is None or reader is self._read_back:
+        since = min(datetime.now(UTC), suspect_since or datetime.max.replace(tzinfo=UTC)) - self._look_back_for
+        if reader is None or (reader is self._read_back and since >= self._read_since):
             return
-        self._read_back = reader
+        self._read_back, self._read_since = reader, since
         try:
-            await reader.read_back(datetime.now(UTC) - self._look_back_for, READ_BACK_TIMEOUT)
+            await reader.read_back(since, READ_BACK_TIMEOUT)
         except BrokerError as error:
             log.warning("journal_unreadable", error=str(error), consequence="crashes before this are not counted")
 
@@ -185,12 +206,10 @@ def _key(message: Message) -> StartKey:
     return message.id, message.lap, message.attempt, hashlib.sha256(message.body).hexdigest()[:16]
 
 
-def _crashed(message: Message, starts: list[datetime]) -> Park:
-    times = ", ".join(start.isoformat(timespec="seconds") for start in starts)
-    failure = Failure(
-        ERROR_TYPE,
-        f"its handler was begun {len(starts)} times, and each time the process was gone before it ended: {times}",
-        None,
-        fingerprint(ERROR_TYPE, "", message.queue),
-    )
+def _times(starts: list[datetime]) -> str:
+    return ", ".join(start.isoformat(timespec="seconds") for start in starts)
+
+
+def _crashed(message: Message, why: str) -> Park:
+    failure = Failure(ERROR_TYPE, why, None, fingerprint(ERROR_TYPE, "", message.queue))
     return Park(failure, datetime.now(UTC), names.CRASHED, 0.0)

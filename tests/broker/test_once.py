@@ -115,6 +115,7 @@ async def test_what_becomes_of_the_claim(bench: Bench, error: Exception | None, 
     consumer = await bench.drain(topology, Counting(error), idempotency=store)
     assert (await store.claim(f"{topology.name}:a", MINUTE)).state == state
     assert consumer.summary.succeeded == (1 if error is None or isinstance(error, AlreadyDone) else 0)
+    assert consumer.summary.retried == 0
 
 
 async def test_a_message_without_an_id_runs_as_often_as_it_comes(bench: Bench) -> None:

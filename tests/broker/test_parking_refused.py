@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from rabbitdlq import Message
+from rabbitdlq.broker import link
 from rabbitdlq.local_broker import BrokerAddress
 from tests.broker.kit import Bench, until
 from tests.broker.looks import all_empty, is_told, rests
@@ -67,6 +68,25 @@ async def test_a_dead_letter_queue_that_is_full_jams_nothing_and_loses_nothing(
             await bench.send(topology, "new")
             await until(lambda: consumer.summary.succeeded == 11 - full, "what waited for room and what is new")
     assert await bench.raw.count(topology.dlq) == full
+    assert await all_empty(bench, topology)
+
+
+@pytest.mark.parametrize("queue_type", ["quorum"])
+async def test_when_there_is_room_again_they_are_parked(
+    bench: Bench, broker: BrokerAddress, management: Management, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A channel of RabbitMQ 3.10 that was refused once is refused for ever."""
+    monkeypatch.setattr(link, "_RENEW_AGAIN", 0.5)
+    topology = await bench.declared()
+    # one after the other: those under way at once may all be let in
+    async with bench.running(topology, Failing(), concurrency=1) as consumer:
+        async with management.policy(topology.dlq, max_length=1, overflow="reject-publish"):
+            await policy_known(broker, topology.dlq, "max-length")
+            await bench.send(topology, *range(10))
+            await until(lambda: consumer.summary.left_to_broker >= 10, "there is no room")
+        await until(lambda: consumer.summary.parked == 10, "all have found room")
+    async with bench.dlq(topology) as dlq:
+        assert sorted(letter.payload for letter in await dlq.peek_all()) == list(range(10))
     assert await all_empty(bench, topology)
 
 

@@ -3,14 +3,11 @@
 import itertools
 import time
 from datetime import timedelta
-from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
 
-from rabbitdlq import Message, RetryAfter, Topology, apply_topology, names
+from rabbitdlq import Message, RetryAfter, Topology, names
 from rabbitdlq.broker import Outgoing
-from rabbitdlq.idempotency import MemoryStore
 from rabbitdlq.wire import Headers, Properties
 from tests.broker.kit import Bench, until
 from tests.broker.looks import all_empty
@@ -124,62 +121,6 @@ async def _waits(bench: Bench, topology: Topology) -> bool:
 
 async def _rests(bench: Bench, topology: Topology) -> bool:
     return await bench.raw.count(topology.dlq) == 1
-
-
-@pytest.mark.parametrize("queue_type", ["quorum"])
-async def test_what_cannot_be_postponed_is_kept_and_not_sent_in_a_circle(bench: Bench) -> None:
-    """Given back it would be here again at once, each time a delivery nearer to the queue's limit."""
-    topology = await bench.declared(["50ms"])
-    store = MemoryStore()
-    await store.open()
-    claim = await store.claim(f"{topology.name}:m", timedelta(minutes=1))
-    handler = Scripted(None)
-    channel = await bench.raw.channel()
-    await bench.send(topology, 1, message_id="m")
-    with capture_logs() as logs:
-        async with bench.running(topology, handler, idempotency=store) as consumer:
-            await until(lambda: consumer.summary.postponed, "it can be")
-            await channel.exchange_delete(topology.retry_exchange)
-            await until(lambda: _events(logs, "rung_unreachable"), "it cannot be any more")
-            before = consumer.summary.postponed
-            await apply_topology(bench.raw.connection, topology)
-            await until(lambda: consumer.summary.postponed > before, "it can be again")
-            await channel.exchange_delete(topology.retry_exchange)
-            await until(lambda: len(_events(logs, "rung_unreachable")) == 2, "again it cannot be")
-            await store.release(f"{topology.name}:m", claim.token)
-    assert consumer.summary.postponed >= before + 1
-    await apply_topology(bench.raw.connection, topology)
-    await bench.drain(topology, handler, idempotency=store)
-    assert handler.attempts == [1], "the end of the consumer gave it back"
-    assert handler.runs[0][2].headers.get("x-delivery-count", 0) <= 1
-    assert await all_empty(bench, topology)
-
-
-@pytest.mark.parametrize("queue_type", ["quorum"])
-async def test_after_a_wait_on_the_last_rung_no_attempt_is_lost_where_rungs_cannot_be_reached(bench: Bench) -> None:
-    """A nack leads on from the rung it left: from the last one into the dead-letter queue."""
-    topology = await bench.declared(["50ms", "60ms", "70ms"])
-    channel = await bench.raw.channel()
-
-    class Unhooking(Scripted):
-        async def __call__(self, message: Message) -> None:
-            if message.attempt == 2:
-                await channel.exchange_delete(topology.retry_exchange)
-            await super().__call__(message)
-
-    handler = Unhooking(RetryAfter(0.065), ValueError("2"), ValueError("3"), None)
-    await bench.send(topology, 1)
-    with capture_logs() as logs:
-        async with bench.running(topology, handler) as consumer:
-            await until(lambda: _events(logs, "rung_unreachable"), "the rung cannot be reached")
-            await apply_topology(bench.raw.connection, topology)
-            await until(lambda: consumer.summary.succeeded, "it goes on")
-    assert handler.attempts == [1, 2, 3, 4]
-    assert await bench.raw.count(topology.dlq) == 0
-
-
-def _events(logs: list[Any], name: str) -> list[Any]:
-    return [line for line in logs if line["event"] == name]
 
 
 @pytest.mark.parametrize("told", [5, -1, "x"])

@@ -2,9 +2,11 @@
 
 import asyncio
 import hashlib
+import json
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,7 @@ from rabbitdlq.consumer import pausing, suspects
 from rabbitdlq.consumer.suspects import MAX_STARTS
 from rabbitdlq.journal import JournalWriter, started
 from tests.broker.kit import Bench, until
-from tests.broker.looks import all_empty, give_back, journal_of, rests
+from tests.broker.looks import all_empty, give_back, journal_of
 from tests.broker.proxy import Proxy
 from tests.broker.test_breaker import QUICK, Provider, opened
 from tests.broker.worker import Order, worker_process
@@ -131,31 +133,70 @@ async def test_nor_are_different_messages_with_one_id(bench: Bench) -> None:
     assert (consumer.summary.succeeded, consumer.summary.parked) == (1, 0)
 
 
+async def _killed_until_parked(
+    bench: Bench, topology: Topology, folder: Path, *, most: int, parked: int = 1, **options: Any
+) -> tuple[int, set[int]]:
+    """How many processes died of it, and what was handled."""
+    deaths, handled = 0, set[int]()
+    while await bench.raw.count(topology.dlq) < parked:
+        assert deaths <= most, "the killer goes on killing"
+        async with worker_process(
+            bench.url, topology, folder / str(deaths), "always the same name", drain=True, **options
+        ) as worker:
+            deaths += await worker.ended() != 0
+        handled |= {run.n for run in worker.runs if run.what == "succeeded"}
+    return deaths, handled
+
+
 async def test_a_killer_is_parked_though_its_claim_outlives_each_process(bench: Bench, tmp_path: Path) -> None:
     """While it is claimed by the process that died it is postponed, which the broker takes for a new beginning."""
     topology = await bench.declared(["50ms", "60ms"])
     await bench.send(topology, asdict(Order(1, deadly=1)), *(asdict(Order(n)) for n in range(2, 6)))
-    deaths, runs = 0, []
-    while not await bench.raw.count(topology.dlq):
-        assert deaths <= MAX_STARTS + 1, "the killer goes on killing"
-        async with worker_process(
-            bench.url,
-            topology,
-            tmp_path / str(deaths),
-            "always the same name",
-            drain=True,
-            store=str(tmp_path / "store.db"),
-        ) as worker:
-            deaths += await worker.ended() != 0
-        runs += worker.runs
+    deaths, handled = await _killed_until_parked(
+        bench, topology, tmp_path, most=MAX_STARTS + 1, store=str(tmp_path / "store.db")
+    )
     assert deaths == MAX_STARTS + 1
-    await rests(bench, topology.dlq, 1)
     assert await all_empty(bench, topology)
-    assert {run.n for run in runs if run.what == "succeeded"} == {2, 3, 4, 5}
+    assert handled == {2, 3, 4, 5}
     async with bench.dlq(topology) as dlq:
         (letter,) = await dlq.peek_all()
     assert (letter.payload["n"], letter.reason, letter.attempts) == (1, "crashed", 1)
     assert names.SUSPECT not in letter.properties.table
+
+
+@one_queue_type
+async def test_without_a_journal_that_keeps_anything_crashes_are_counted_across_postponements(
+    bench: Bench, tmp_path: Path
+) -> None:
+    """The broker's own count begins anew with each publish into a rung."""
+    topology = await bench.declared(["50ms", "60ms"], journal="live", crash_limit=2)
+    await bench.send(topology, asdict(Order(1, deadly=1)))
+    deaths, _ = await _killed_until_parked(bench, topology, tmp_path, most=6, store=str(tmp_path / "store.db"))
+    assert deaths >= 2
+    assert await all_empty(bench, topology)
+
+
+@one_queue_type
+async def test_a_killer_without_an_id_is_parked_alone(bench: Bench, tmp_path: Path) -> None:
+    topology = await bench.declared(["50ms", "60ms"])
+    for order in (Order(1, deadly=1), *(Order(n) for n in range(2, 6))):
+        await bench.raw.publish(topology.name, json.dumps(asdict(order)).encode(), content_type="application/json")
+    deaths, handled = await _killed_until_parked(bench, topology, tmp_path, most=MAX_STARTS + 2)
+    assert deaths <= MAX_STARTS + 2
+    assert await all_empty(bench, topology)
+    assert handled == {2, 3, 4, 5}
+    async with bench.dlq(topology) as dlq:
+        (letter,) = await dlq.peek_all()
+    assert (letter.payload["n"], letter.reason) == (1, "crashed")
+
+
+@pytest.mark.parametrize("queue_type", ["classic"])
+async def test_a_count_of_another_queue_says_nothing_of_a_killer(bench: Bench, tmp_path: Path) -> None:
+    """ "Move messages" and shovels copy headers, and a classic queue does not write them anew."""
+    topology = await bench.declared(["50ms", "60ms"])
+    await bench.send(topology, asdict(Order(1, deadly=1)), headers={"x-acquired-count": 3})
+    deaths, _ = await _killed_until_parked(bench, topology, tmp_path, most=MAX_STARTS + 1)
+    assert deaths == MAX_STARTS + 1
 
 
 async def test_what_a_graceful_stop_gave_back_is_no_suspect_where_the_broker_tells_the_two_apart(bench: Bench) -> None:

@@ -115,6 +115,7 @@ async def worker_process(
         "delays": [delay.total_seconds() for delay in topology.delays],
         "queue_type": topology.queue_type,
         "journal": topology.journal,
+        "crash_limit": topology.crash_limit,
     }
     job = Job(url, settings, worker, str(log), **options)
     with log.with_suffix(".err").open("w") as errors:

@@ -106,6 +106,39 @@ def test_of_an_attempt_that_was_made_in_two_rounds_the_later_counts_whatever_the
         assert index.last_attempt("17", 1) == 1
 
 
+def test_an_attempt_of_another_lap_or_a_later_one_is_not_told_as_one_of_these() -> None:
+    """As many as there were failures are not yet those failures."""
+    assert attempts(filled(event(attempt=1, lap=1)), lap=2, failures=1) == []
+    assert attempts(filled(event(attempt=2)), failures=1) == []
+    assert attempts(filled(event(attempt=1, second=9), event(attempt=2, second=1)), failures=2) == [1]
+
+
+def test_one_attempt_told_of_twice_in_a_round_is_mixed_and_a_round_after_it_is_not() -> None:
+    once = [event(second=0), event(attempt=2, second=1)]
+
+    assert not filled(*once).mixed("17", 1, 2)
+    assert filled(*once, event(attempt=2, second=2, worker="b")).mixed("17", 1, 2)
+    assert not filled(*once, event(second=50), event(attempt=2, second=51)).mixed("17", 1, 2)
+
+
+def test_what_failed_after_a_time_is_known_of() -> None:
+    index = filled(event("1", second=1), event("2", second=9), event("3", second=2))
+
+    assert index.has_since(START + timedelta(seconds=8))
+    assert not index.has_since(START + timedelta(seconds=9))
+
+
+def test_later_laps_and_later_failures_are_not_forgotten_with_the_others() -> None:
+    """A message that is replayed at once may have failed again before the word of its parking is read."""
+    laps = filled(event(lap=1, second=1), event(lap=2, second=2))
+    laps.forget("17", 1, START + timedelta(seconds=60))
+    assert (attempts(laps, lap=1), attempts(laps, lap=2)) == ([], [1])
+
+    times = filled(event(second=1), event(attempt=2, second=20))
+    times.forget("17", 1, START + timedelta(seconds=10))
+    assert attempts(times) == [2]
+
+
 def test_clocks_that_differ_a_little_do_not_tear_a_history() -> None:
     index = filled(event(attempt=1, second=3, worker="a"), event(attempt=2, second=0.5, worker="b"))
 

@@ -30,6 +30,24 @@ def test_they_begin_evenly() -> None:
     assert [round(b - a, 6) for a, b in pairwise(began)] == [0.6] * 49
 
 
+@pytest.mark.parametrize(
+    ("text", "burst", "wait"),
+    [("20/s", 11, 0.05), ("2/s", 3, 0.5), ("6/m", 1, 10.0)],
+)
+def test_after_an_idle_time_the_next_of_one_second_are_begun_at_once_or_ten_more_at_most(
+    text: str, burst: int, wait: float
+) -> None:
+    clock = Clock()
+    pacer = Pacer(Rate.parse(text), clock)
+    clock.now += 60
+    begun = 0
+    while not pacer.wait:
+        pacer.begin()
+        begun += 1
+    assert begun == burst
+    assert pacer.wait == pytest.approx(wait)
+
+
 @given(st.lists(st.floats(0, 5), max_size=200), st.sampled_from(["1/s", "5/s", "100/m", "200/s", "1000/h"]))
 def test_never_more_than_the_rate_and_a_small_burst_in_any_time(waits: list[float], text: str) -> None:
     clock, rate = Clock(), Rate.parse(text)

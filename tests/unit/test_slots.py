@@ -1,6 +1,7 @@
 """Who gets a slot: consumers as pure values, and as real workers that share slots."""
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
 from typing import cast
 
 import pytest
@@ -127,14 +128,33 @@ class Crew:
         return gate
 
 
+NewCrew = Callable[[int], Crew]
+
+
+@pytest.fixture
+async def new_crew() -> AsyncIterator[NewCrew]:
+    """Make crews whose workers end with the test, however it ends: nothing but :meth:`Workers.end` ends them."""
+    crews: list[Crew] = []
+
+    def make(concurrency: int) -> Crew:
+        crews.append(Crew(concurrency))
+        return crews[-1]
+
+    yield make
+    for crew in crews:
+        if crew.workers.gate is not None:
+            crew.workers.gate.close()
+        await crew.workers.end(1)
+
+
 async def settled() -> None:
     for _ in range(100):
         await asyncio.sleep(0)
 
 
-async def test_workers_of_two_consumers_share_slots_and_nobody_sleeps_while_one_is_free() -> None:
+async def test_workers_of_two_consumers_share_slots_and_nobody_sleeps_while_one_is_free(new_crew: NewCrew) -> None:
     slots = Slots(3, "strict", [1, 2])
-    low, high = Crew(5), Crew(5)
+    low, high = new_crew(5), new_crew(5)
     low.gate(share=slots.shares[0])
     high.gate(share=slots.shares[1])
     for crew in (low, high):
@@ -157,13 +177,11 @@ async def test_workers_of_two_consumers_share_slots_and_nobody_sleeps_while_one_
         low.release.release()
     await settled()
     assert low.workers.idle.is_set()
-    for crew in (low, high):
-        await crew.workers.end(1)
 
 
-async def test_what_is_taken_back_leaves_its_turn_to_the_others() -> None:
+async def test_what_is_taken_back_leaves_its_turn_to_the_others(new_crew: NewCrew) -> None:
     slots = Slots(2, "strict", [1, 2])
-    low, high = Crew(2), Crew(3)
+    low, high = new_crew(2), new_crew(3)
     low.gate(share=slots.shares[0])
     high.gate(share=slots.shares[1])
     for crew in (low, high):
@@ -176,12 +194,10 @@ async def test_what_is_taken_back_leaves_its_turn_to_the_others() -> None:
     high.release.release()
     await settled()
     assert len(low.begun) == 1
-    for crew in (low, high):
-        await crew.workers.end(1)
 
 
-async def test_while_the_breaker_is_open_nothing_is_begun_and_then_one_probe() -> None:
-    crew, clock = Crew(3), Clock()
+async def test_while_the_breaker_is_open_nothing_is_begun_and_then_one_probe(new_crew: NewCrew) -> None:
+    crew, clock = new_crew(3), Clock()
     circuit = Circuit(Breaker(min_attempts=1), clock, lambda: 1.0)
     crew.gate(circuit=circuit)
     crew.workers.start()
@@ -197,11 +213,10 @@ async def test_while_the_breaker_is_open_nothing_is_begun_and_then_one_probe() -
     crew.release.release()  # it ended without a verdict: the next one takes its place
     await settled()
     assert crew.begun == [0, 1]
-    await crew.workers.end(1)
 
 
-async def test_a_rate_lets_them_begin_one_after_the_other() -> None:
-    crew, loop = Crew(5), asyncio.get_running_loop()
+async def test_a_rate_lets_them_begin_one_after_the_other(new_crew: NewCrew) -> None:
+    crew, loop = new_crew(5), asyncio.get_running_loop()
     began = loop.time()
     crew.gate(pacer=Pacer(Rate(50), loop.time))
     crew.workers.start()
@@ -212,4 +227,78 @@ async def test_a_rate_lets_them_begin_one_after_the_other() -> None:
         while len(crew.begun) < 4:
             await asyncio.sleep(0.005)
     assert loop.time() - began >= 3 / 50
-    await crew.workers.end(1)
+
+
+async def test_what_is_taken_back_before_anybody_could_begin_it_lets_the_others_in_at_once(new_crew: NewCrew) -> None:
+    slots = Slots(2, "strict", [1, 2])
+    low, high = new_crew(2), new_crew(1)
+    low.gate(share=slots.shares[0])
+    high.gate(share=slots.shares[1])
+    low.workers.start()  # nobody of the other crew is there to begin anything
+    high.put(1)
+    low.put(1)
+    await settled()
+    assert low.begun == []
+    high.workers.take_back()
+    await settled()
+    assert low.begun == [0]
+
+
+async def test_who_was_refused_is_told_when_the_more_important_one_has_begun(new_crew: NewCrew) -> None:
+    slots = Slots(3, "strict", [1, 2])
+    low, high = new_crew(2), new_crew(2)
+    low.gate(share=slots.shares[0])
+    high.gate(share=slots.shares[1])
+    for crew in (low, high):
+        crew.workers.start()
+    await settled()
+    low.put(1)
+    high.put(1)
+    await settled()
+    assert (len(low.begun), len(high.begun)) == (1, 1)
+
+
+async def test_one_whose_workers_are_all_busy_keeps_no_slot_from_the_others(new_crew: NewCrew) -> None:
+    slots = Slots(3, "strict", [1, 2])
+    low, high = new_crew(2), new_crew(1)
+    low.gate(share=slots.shares[0])
+    high.gate(share=slots.shares[1])
+    for crew in (low, high):
+        crew.workers.start()
+    high.put(2)
+    await settled()
+    low.put(2)
+    await settled()
+    assert (len(low.begun), len(high.begun)) == (2, 1)
+
+
+async def test_one_whose_breaker_is_open_keeps_no_slot_from_the_others(new_crew: NewCrew) -> None:
+    slots = Slots(2, "strict", [1, 2])
+    low, high = new_crew(2), new_crew(2)
+    circuit = Circuit(Breaker(min_attempts=1), Clock(), lambda: 1.0)
+    low.gate(share=slots.shares[0])
+    high.gate(share=slots.shares[1], circuit=circuit)
+    for crew in (low, high):
+        crew.workers.start()
+    circuit.ended(object(), "x", failed=True)
+    high.put(1)
+    low.put(1)
+    await settled()
+    assert (len(low.begun), len(high.begun)) == (1, 0)
+
+
+async def test_one_that_waits_for_its_rate_holds_no_slot(new_crew: NewCrew) -> None:
+    slots = Slots(2, "strict", [1, 2])
+    low, high = new_crew(2), new_crew(2)
+    low.gate(share=slots.shares[0])
+    high.gate(share=slots.shares[1], pacer=Pacer(Rate(0.5), Clock()))
+    for crew in (low, high):
+        crew.workers.start()
+    high.put(2)
+    await settled()
+    high.release.release()
+    await settled()
+    assert slots.shares[1].running == 0
+    low.put(1)
+    await settled()
+    assert (len(low.begun), len(high.begun)) == (1, 1)

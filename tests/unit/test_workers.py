@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, cast
 
 import pytest
@@ -35,6 +36,23 @@ class Work:
         self.done.append(cast(int, each))
 
 
+NewWorkers = Callable[[int, Callable[[Delivery], Awaitable[None]]], Workers]
+
+
+@pytest.fixture
+async def new_workers() -> AsyncIterator[NewWorkers]:
+    """Make workers that end with the test, however it ends: nothing but :meth:`Workers.end` ends them."""
+    made: list[Workers] = []
+
+    def make(concurrency: int, work: Callable[[Delivery], Awaitable[None]]) -> Workers:
+        made.append(Workers(concurrency, work))
+        return made[-1]
+
+    yield make
+    for workers in made:
+        await workers.end(1)
+
+
 async def settled() -> None:
     """Some turns of the event loop: enough for any chain of wakings here."""
     for _ in range(100):
@@ -42,9 +60,11 @@ async def settled() -> None:
 
 
 @pytest.mark.parametrize("before_start", [True, False])
-async def test_as_many_run_at_once_as_there_is_concurrency_and_the_others_follow(before_start: bool) -> None:
+async def test_as_many_run_at_once_as_there_is_concurrency_and_the_others_follow(
+    new_workers: NewWorkers, before_start: bool
+) -> None:
     work = Work()
-    workers = Workers(8, work)
+    workers = new_workers(8, work)
     if not before_start:
         workers.start()
         await settled()
@@ -64,21 +84,20 @@ async def test_as_many_run_at_once_as_there_is_concurrency_and_the_others_follow
     assert await workers.end(5) == 0
 
 
-async def test_one_that_comes_while_others_wait_in_their_handlers_is_begun_at_once() -> None:
+async def test_one_that_comes_while_others_wait_in_their_handlers_is_begun_at_once(new_workers: NewWorkers) -> None:
     work = Work()
-    workers = Workers(3, work)
+    workers = new_workers(3, work)
     workers.start()
     for number in range(3):
         workers.put(delivery(number))
         await settled()
         assert work.running == number + 1
-    await workers.end(5)
 
 
-async def test_handlers_that_never_wait_are_run_by_one_task() -> None:
+async def test_handlers_that_never_wait_are_run_by_one_task(new_workers: NewWorkers) -> None:
     work = Work()
     work.waits = False
-    workers = Workers(50, work)
+    workers = new_workers(50, work)
     workers.start()
     await settled()
     for number in range(200):
@@ -88,10 +107,9 @@ async def test_handlers_that_never_wait_are_run_by_one_task() -> None:
     assert work.done == list(range(200))
     # its turn may end in between, then another one is awake
     assert len(work.tasks) <= 2
-    await workers.end(5)
 
 
-async def test_busy_handlers_leave_the_event_loop_its_turn() -> None:
+async def test_busy_handlers_leave_the_event_loop_its_turn(new_workers: NewWorkers) -> None:
     """Acks are written and heartbeats answered between them, however long the queue is."""
     turns: list[float] = []
 
@@ -103,7 +121,7 @@ async def test_busy_handlers_leave_the_event_loop_its_turn() -> None:
             turns.append(time.perf_counter())
             await asyncio.sleep(0)
 
-    workers = Workers(2, busy)
+    workers = new_workers(2, busy)
     for number in range(30):
         workers.put(delivery(number))
     beside = asyncio.create_task(other())
@@ -114,9 +132,9 @@ async def test_busy_handlers_leave_the_event_loop_its_turn() -> None:
     assert len(turns) >= 10
 
 
-async def test_what_nobody_has_begun_can_be_taken_back() -> None:
+async def test_what_nobody_has_begun_can_be_taken_back(new_workers: NewWorkers) -> None:
     work = Work()
-    workers = Workers(2, work)
+    workers = new_workers(2, work)
     workers.start()
     for number in range(5):
         workers.put(delivery(number))
@@ -127,10 +145,17 @@ async def test_what_nobody_has_begun_can_be_taken_back() -> None:
     work.gate.set()
     await asyncio.wait_for(workers.idle.wait(), 5)
     assert work.done == [0, 1]
-    await workers.end(5)
 
 
-async def test_a_handler_that_swallows_its_end_is_left_to_itself_and_takes_no_more() -> None:
+async def test_when_all_is_taken_back_they_are_idle(new_workers: NewWorkers) -> None:
+    workers = new_workers(1, Work())
+    workers.put(delivery(1))
+    assert not workers.idle.is_set()
+    workers.take_back()
+    assert workers.idle.is_set()
+
+
+async def test_a_handler_that_swallows_its_end_is_left_to_itself_and_takes_no_more(new_workers: NewWorkers) -> None:
     begun: list[int] = []
     gate = asyncio.Event()
 
@@ -142,7 +167,7 @@ async def test_a_handler_that_swallows_its_end_is_left_to_itself_and_takes_no_mo
             except asyncio.CancelledError:
                 continue
 
-    workers = Workers(1, deaf)
+    workers = new_workers(1, deaf)
     workers.start()
     workers.put(delivery(1))
     workers.put(delivery(2))
@@ -155,7 +180,7 @@ async def test_a_handler_that_swallows_its_end_is_left_to_itself_and_takes_no_mo
 
 
 @pytest.mark.parametrize("fault", [RuntimeError, asyncio.CancelledError])
-async def test_a_fault_in_the_work_ends_no_worker(fault: type[BaseException]) -> None:
+async def test_a_fault_in_the_work_ends_no_worker(new_workers: NewWorkers, fault: type[BaseException]) -> None:
     """A line of the log that failed ended the worker, and the consumer stayed connected and did nothing.
 
     So would a cancellation that is none of ours: the library cancels what waits for a line that was lost.
@@ -167,21 +192,20 @@ async def test_a_fault_in_the_work_ends_no_worker(fault: type[BaseException]) ->
             raise fault
         done.append(cast(int, each))
 
-    workers = Workers(2, faulty)
+    workers = new_workers(2, faulty)
     workers.start()
     for number in range(8):
         workers.put(delivery(number))
     await asyncio.wait_for(workers.idle.wait(), 5)
 
     assert done == [5, 6, 7]
-    await workers.end(5)
 
 
-async def test_whom_the_gate_calls_when_one_has_ended_finds_somebody_free() -> None:
+async def test_whom_the_gate_calls_when_one_has_ended_finds_somebody_free(new_workers: NewWorkers) -> None:
     """It asks whether anybody wants to begin: a worker that still counted as busy would be told of by nobody later."""
     work = Work()
     work.waits = False
-    workers = Workers(1, work)
+    workers = new_workers(1, work)
     wanted: list[bool] = []
 
     class Turnstile:
@@ -208,4 +232,43 @@ async def test_whom_the_gate_calls_when_one_has_ended_finds_somebody_free() -> N
     workers.start()
     await settled()
     assert (work.done, wanted) == ([0, 1], [True, False])
-    await workers.end(5)
+
+
+async def test_another_takes_the_place_of_one_that_was_given_up_and_its_work_counts_until_it_is_settled(
+    new_workers: NewWorkers,
+) -> None:
+    deaf, settling = asyncio.Event(), asyncio.Event()
+    begun: list[int] = []
+    tasks: list[asyncio.Task[Any]] = []
+
+    async def handler(each: Delivery) -> None:
+        begun.append(cast(int, each))
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.append(task)
+        await (deaf.wait() if each == delivery(0) else asyncio.Event().wait())
+
+    async def settle() -> None:
+        await settling.wait()
+
+    workers = new_workers(1, handler)
+    workers.start()
+    workers.put(delivery(0))
+    workers.put(delivery(1))
+    await settled()
+    assert begun == [0]
+
+    workers.abandon(tasks[0], asyncio.create_task(settle()))
+    await settled()
+    assert begun == [0, 1]
+    assert (workers.busy, workers.abandoned) == (2, 1)
+    settling.set()
+    await settled()
+    assert (workers.busy, workers.abandoned) == (1, 1)
+
+    workers.put(delivery(2))
+    deaf.set()
+    await settled()
+    assert tasks[0].done(), "it takes no more when it comes back: its place is taken"
+    assert begun == [0, 1]
+    assert (workers.busy, workers.abandoned) == (1, 0)
