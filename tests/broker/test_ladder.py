@@ -5,8 +5,10 @@ import pytest
 
 from rabbitdlq import Message
 from rabbitdlq.broker import Channel
+from rabbitdlq.local_broker import BrokerAddress
 from tests.broker.kit import Bench, until
 from tests.broker.looks import consumed, is_told, rests, shovel
+from tests.broker.operator_kit import Management, policy_known
 
 
 @pytest.mark.parametrize("how", ["unbound", "deleted"])
@@ -77,3 +79,27 @@ async def test_a_letter_the_broker_parked_moved_back_by_a_shovel_has_a_full_new_
 async def _get(channel: Channel, queue: str) -> int | None:
     got: aiormq.abc.DeliveredMessage = await channel.basic_get(queue)
     return got.delivery_tag
+
+
+async def test_a_policy_that_names_another_dead_letter_exchange_changes_nothing(
+    bench: Bench, broker: BrokerAddress
+) -> None:
+    """C59: what a queue was declared with goes before what a policy says."""
+    topology = await bench.declared()
+    elsewhere = await bench.raw.queue(f"{topology.name}-elsewhere")
+    attempts: list[int] = []
+
+    async def handler(message: Message) -> None:
+        attempts.append(message.attempt)
+        raise RuntimeError("no")
+
+    async with (
+        Management.of(broker) as management,
+        management.policy(topology.name, dead_letter_exchange="", dead_letter_routing_key=elsewhere),
+    ):
+        await policy_known(broker, topology.name, "dead-letter-exchange")
+        await bench.send(topology, 1)
+        async with bench.running(topology, handler):
+            await rests(bench, topology.dlq, 1)
+    assert attempts == [1, 2, 3]
+    assert await bench.raw.count(elsewhere) == 0

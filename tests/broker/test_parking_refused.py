@@ -1,4 +1,4 @@
-"""A dead-letter queue that takes nothing: it is gone, or full. Nothing is lost, and nothing jams."""
+"""A dead-letter queue that takes nothing: it is gone, or full. Nothing is lost, and nothing jams. C68."""
 
 from collections.abc import AsyncIterator
 

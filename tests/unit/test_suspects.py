@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from rabbitdlq.consumer.outcome import Park
-from rabbitdlq.consumer.suspects import HELD_FOR, MAX_STARTS, READ_BACK, Suspects
+from rabbitdlq.consumer.suspects import CERTAIN_STARTS, HELD_FOR, MAX_STARTS, READ_BACK, Suspects
 from rabbitdlq.consumer.suspicion import Suspicion
 from rabbitdlq.deaths import Arrival
 from rabbitdlq.errors import BrokerUnavailable
@@ -30,6 +30,8 @@ class Delivered:
     suspect: bool = True
     gone: bool = False
     broken: bool = False
+    crashes: int = 1
+    since: datetime | None = None
 
     def __repr__(self) -> str:
         return self.name
@@ -61,7 +63,7 @@ class Settler:
     def of(self, delivery: Delivered) -> Suspicion:
         if delivery.broken:
             raise WireError("broken properties")
-        return Suspicion(1 if delivery.suspect else 0)
+        return Suspicion(delivery.crashes if delivery.suspect else 0, delivery.since)
 
 
 class Writer:
@@ -112,8 +114,8 @@ class Lane:
     def done(self, delivery: Delivered) -> None:
         self.suspects.done(cast(Any, delivery))
 
-    async def convicted(self, message: Message) -> Park | None:
-        return await self.suspects.convicted(cast(Any, Delivered("x")), message)
+    async def convicted(self, message: Message, delivery: Delivered | None = None) -> Park | None:
+        return await self.suspects.convicted(cast(Any, delivery or Delivered("x")), message)
 
     async def begin(self, delivery: Delivered, message: Message) -> None:
         await self.suspects.begin(cast(Any, delivery), message)
@@ -209,6 +211,29 @@ class TestWhoIsBlamed:
         lane.index.add_start(key, "w22", datetime.now(UTC) - HARD_TIMEOUT - timedelta(seconds=1))
         assert await lane.convicted(equal) is not None
 
+    async def test_unless_there_are_many_or_the_queue_has_counted_as_many_crashes(self) -> None:
+        """Else a killer without an id, which is started anew at once, takes its neighbours along."""
+        lane = Lane()
+        equal = message(id=None)
+        await lane.begin(Delivered("x"), equal)
+        (key,) = lane.index._starts
+        for n in range(1, CERTAIN_STARTS):
+            assert await lane.convicted(equal) is None
+            assert (await lane.convicted(equal, Delivered("x", crashes=MAX_STARTS)) is not None) is (n >= MAX_STARTS)
+            lane.index.add_start(key, f"w{n}", datetime.now(UTC))
+        assert await lane.convicted(equal) is not None
+
+    async def test_one_that_was_postponed_has_its_crashes_counted_here_up_to_the_limit_of_the_queue(self) -> None:
+        """With each publish into a rung the broker begins anew. What was never postponed it counts itself."""
+        lane = Lane()
+        many = ORDERS.crash_limit + 1
+        assert await lane.convicted(message(), Delivered("x", crashes=many)) is None
+        assert await lane.convicted(message(), Delivered("x", crashes=many - 1, since=datetime.now(UTC))) is None
+        parked = await lane.convicted(message(), Delivered("x", crashes=many, since=datetime.now(UTC)))
+        assert parked is not None
+        assert parked.reason == "crashed"
+        assert parked.failure.message == f"{many} processes that had it were gone before it was settled"
+
     async def test_the_end_of_another_is_not_its_end(self) -> None:
         lane = Lane()
         one, other = Delivered("one"), Delivered("other")
@@ -257,6 +282,18 @@ class TestLookingBack:
             await lane.convicted(message())
         (asked,) = reader.asked
         assert least <= asked < least + timedelta(minutes=1)
+
+    async def test_and_further_for_one_that_has_been_suspect_for_longer(self) -> None:
+        """A backlog or a slow rung may lie between two beginnings."""
+        lane = Lane()
+        reader = lane.settler.reader
+        assert reader is not None
+        await lane.convicted(message())
+        long_ago = Delivered("x", since=datetime.now(UTC) - timedelta(hours=5))
+        for _ in range(2):
+            await lane.convicted(message(), long_ago)
+        _, asked = reader.asked
+        assert timedelta(hours=5) + READ_BACK <= asked < timedelta(hours=5, minutes=1) + READ_BACK
 
     async def test_each_session_reads_back_and_a_journal_that_cannot_be_read_blames_nobody(self) -> None:
         lane = Lane()
