@@ -13,7 +13,8 @@ from tests.broker.looks import rests
 from tests.broker.operator_kit import events_of, letters_left, park, taken, words
 from tests.broker.proxy import Proxy
 
-STOP_AT = 300
+#: letters after which it is interrupted, and so many a second: at full speed all may be under way by then
+STOP_AT, RATE = 300, 2_000
 
 
 async def _by_the_event(dlq: DLQManager) -> RunReport:
@@ -23,7 +24,7 @@ async def _by_the_event(dlq: DLQManager) -> RunReport:
         if report.done >= STOP_AT:
             stop.set()
 
-    report = await dlq.replay_all(on_progress=watch, stop=stop)
+    report = await dlq.replay(Selection(), rate=RATE, on_progress=watch, stop=stop)
     assert report.interrupted
     assert report.done + report.stayed < 1_000
     return report
@@ -38,7 +39,7 @@ async def _by_cancelling(dlq: DLQManager) -> RunReport:
         if report.done >= STOP_AT:
             reached.set()
 
-    task = asyncio.create_task(dlq.replay_all(on_progress=watch))
+    task = asyncio.create_task(dlq.replay(Selection(), rate=RATE, on_progress=watch))
     await asyncio.wait_for(reached.wait(), 30)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
