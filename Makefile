@@ -10,9 +10,9 @@ BENCH_BIN := .venv-bench/bin
 BENCH_INSTALLED := .venv-bench/installed
 # for pytest, as in: make test ARGS="-k journal"
 ARGS :=
-# most tests wait for delays and for programs to start, so two processes share the broker, slow files first;
+# most tests wait for delays and for programs to start, so three processes share the broker, slow files first;
 # PARALLEL= for one process
-PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
+PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check lint broker definitions bench bench-quick clean

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from rabbitdlq import Connection
+from rabbitdlq.consumer import draining
 from rabbitdlq.local_broker import BrokerAddress
 from tests.broker.kit import Bench, Raw
 
@@ -13,6 +14,14 @@ from tests.broker.kit import Bench, Raw
 def queue_type(request: pytest.FixtureRequest) -> str:
     """Both kinds of queue; a test for which one is enough overrides it by its own parametrization."""
     return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+def short_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drain with retries out looks on for three seconds instead of ten: no test's ladder is slower than that, and no
+    other consumer takes its messages; dozens of tests drain.
+    """
+    monkeypatch.setattr(draining, "LOOKS_WITH_RETRIES_OUT", 15)
 
 
 @pytest.fixture
