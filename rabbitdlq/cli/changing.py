@@ -244,18 +244,18 @@ def move(
         show_plan(options, queue, chosen, Target.of_queue(to_queue), as_json, moving=True)
         return
 
-    async def work(manager: DLQManager, **common: object) -> RunReport:
+    def work(manager: DLQManager, **common: object) -> Awaitable[RunReport]:
         if to_queue is None:
             assert resume is not None
-            return await manager.resume(resume, "move", rate=speed, **common)  # type: ignore[arg-type]
-        plan = await manager.plan(chosen)
-        if plan.count:
+            return manager.resume(resume, "move", rate=speed, **common)  # type: ignore[arg-type]
+        target = Target.of_queue(to_queue)
+
+        async def look(plan: ReplayPlan) -> None:
             tell_unknown_reasons(chosen, plan.reasons)
-            findings = await manager.preflight(
-                plan, to=Target.of_queue(to_queue), management_url=options.management_url
-            )
+            findings = await manager.preflight(plan, to=target, management_url=options.management_url)
             tell_concerns(render_runs.of_a_move(findings), options, force=force)
-        return await manager.move(plan, to_queue, rate=speed, **common)  # type: ignore[arg-type]
+
+        return manager.move(chosen, to_queue, rate=speed, before=look, **common)  # type: ignore[arg-type]
 
     carry_out(options, queue, "moving", work, as_json, selection)
 

@@ -125,7 +125,7 @@ def _failed(topology: Topology, message: Message, failed: Failed) -> Outcome:
         return Dropped(failure, duration_ms)
     if rule.kind is Permanent:
         return Park(failure, at, names.PERMANENT, duration_ms)
-    fewer = None if (rule.max_attempts or topology.max_attempts) >= topology.max_attempts else rule.max_attempts
+    fewer = rule.max_attempts if (rule.max_attempts or topology.max_attempts) < topology.max_attempts else None
     if message.attempt >= (fewer or topology.max_attempts):
         return Park(failure, at, failed.reason or names.EXHAUSTED, duration_ms, fewer)
     if failed.retry_after is None:

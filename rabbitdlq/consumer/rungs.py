@@ -72,11 +72,12 @@ class Rungs:
         A consumer that ends gives back what it keeps. A crash between confirm and ack runs it twice: once from the
         rung, and once because the broker delivers it again.
         """
-        pause, told = min(max(rung.delay, _SHORTEST_PAUSE), _LONGEST_PAUSE), False
+        pause, told, mended = min(max(rung.delay, _SHORTEST_PAUSE), _LONGEST_PAUSE), False, False
         while (error := await self._put(message, rung, properties)) is not None:
-            if not told and is_missing(error) and await self.repaired(message):
-                told = True
-                continue
+            if is_missing(error) and not mended:
+                mended = True
+                if await self.repaired(message):
+                    continue
             # what the broker will never take from us it may well move by itself
             never = isinstance(error, AccessDenied) or (isinstance(error, PublishRefused) and not error.later)
             nack = else_nack or never

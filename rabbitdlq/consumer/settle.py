@@ -15,12 +15,7 @@ from rabbitdlq.consumer.outcome import Dropped, Outcome, Park, Postponed, Releas
 from rabbitdlq.consumer.rungs import Rungs, Settlement, is_missing
 from rabbitdlq.consumer.suspicion import Suspicions
 from rabbitdlq.dead_letter import AttemptRecord
-from rabbitdlq.errors import (
-    BrokerError,
-    BrokerUnavailable,
-    PublishRefused,
-    PublishUnconfirmed,
-)
+from rabbitdlq.errors import BrokerError, BrokerUnavailable, PublishRefused, PublishUnconfirmed
 from rabbitdlq.journal import HistoryIndex, JournalReader, JournalWriter
 from rabbitdlq.message import Message
 from rabbitdlq.parking import Parking, ladder_properties, new_park_id, park_properties

@@ -24,7 +24,7 @@ from rabbitdlq.message import Message
 from rabbitdlq.topology import Topology
 from rabbitdlq.wire import WireError
 
-__all__ = ["MAX_STARTS", "Suspects"]
+__all__ = ["MAX_STARTS", "Suspects", "start_key"]
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -135,7 +135,7 @@ class Suspects:
         """
         suspicion = self._settler.suspicions.of(delivery)
         await self._look_back(suspicion.since)
-        starts = self._index.starts(_key(message))
+        starts = self._index.starts(start_key(message))
         if message.id_derived and suspicion.crashes < MAX_STARTS and len(starts) < CERTAIN_STARTS:
             # equal messages are not one: the others' handlers may be at work elsewhere, and have crashed nothing
             starts = [start for start in starts if start < datetime.now(UTC) - self._hard_timeout]
@@ -152,7 +152,7 @@ class Suspects:
 
     async def begin(self, delivery: Delivery, message: Message) -> None:
         """Tell the journal that its handler begins."""
-        key, at = _key(message), datetime.now(UTC)
+        key, at = start_key(message), datetime.now(UTC)
         begun_before = len(self._index.starts(key))
         self._begun = (delivery, message, key, at)
         self._index.add_start(key, self._worker, at)
@@ -191,8 +191,8 @@ class Suspects:
 
     async def _look_back(self, suspect_since: datetime | None) -> None:
         await self._tell()
-        reader = self._settler.reader
-        since = min(datetime.now(UTC), suspect_since or datetime.max.replace(tzinfo=UTC)) - self._look_back_for
+        reader, now = self._settler.reader, datetime.now(UTC)
+        since = min(now, suspect_since or now) - self._look_back_for
         if reader is None or (reader is self._read_back and since >= self._read_since):
             return
         self._read_back, self._read_since = reader, since
@@ -202,7 +202,7 @@ class Suspects:
             log.warning("journal_unreadable", error=str(error), consequence="crashes before this are not counted")
 
 
-def _key(message: Message) -> StartKey:
+def start_key(message: Message) -> StartKey:
     """What tells it from others with its id; not its properties, which change when it is put into a rung."""
     return message.id, message.lap, message.attempt, hashlib.sha256(message.body).hexdigest()[:16]
 

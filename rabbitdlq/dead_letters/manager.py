@@ -285,14 +285,15 @@ class DLQManager(Session):
         to_queue: str,
         *,
         rate: float | None = None,
+        before: Callable[[ReplayPlan], Awaitable[None]] | None = None,
         stop: asyncio.Event | None = None,
         on_progress: Callable[[RunReport], None] | None = None,
     ) -> RunReport:
-        """Put letters as they are into another queue, which has to exist, to keep them apart."""
+        """Put letters apart, as they are: into another queue, which has to exist. ``before`` as in :meth:`replay`."""
         if to_queue == self.topology.dlq:
             raise ConfigurationError(f"{to_queue!r} is where they are")
         operation = await self._operation("move", what, stop, on_progress)
-        operation.target, operation.rate = Target.of_queue(to_queue), rate
+        operation.target, operation.rate, operation.before = Target.of_queue(to_queue), rate, before
         return await self._run(operation, "moving")
 
     async def restore(
@@ -337,11 +338,10 @@ class DLQManager(Session):
         :class:`RunNotFound` or :class:`ConfigurationError` where there is nothing to go on with.
         """
         resumed = await self._operation(operation, EVERYTHING, stop, on_progress)
-        resumed.watch = optional_duration("watch", watch)
+        resumed.rate, resumed.canary, resumed.watch = rate, canary, optional_duration("watch", watch)
         async with self._browse(doing=_DOING.get(operation, operation)) as browser:
             # under the lock: whoever is at it still, or goes on with it too, would write on
-            state = await resumable(resumed.desk, run, operation)
-            resumed.resumed, resumed.rate, resumed.canary = state, rate, canary
+            state = resumed.resumed = await resumable(resumed.desk, run, operation)
             if state.started.target is not None:
                 resumed.target = Target(*state.started.target)
             if operation == "restore":

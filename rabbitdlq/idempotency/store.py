@@ -48,8 +48,8 @@ class IdempotencyStore(ABC):
         Raises :class:`ConfigurationError` for options that cannot be.
         """
         self.namespace = checked_namespace(namespace)
-        self._keep_ms = span("keep", keep)
         self.keep = checked_duration("idempotency: keep", keep)
+        self._keep_ms = span("keep", self.keep)
         #: consumers of one process may share a store, and each opens it
         self._opening = asyncio.Lock()
 

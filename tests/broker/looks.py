@@ -3,13 +3,15 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import fields
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from aiormq.exceptions import ChannelNotFoundEntity
 
-from rabbitdlq import Connection, DeadLetter, Producer, Topology
+from rabbitdlq import Connection, DeadLetter, Message, Producer, Topology
 from rabbitdlq.broker import PublishLink, close_channel
-from rabbitdlq.journal import JournalEvent, JournalWriter, read_journal
+from rabbitdlq.consumer.suspects import start_key
+from rabbitdlq.journal import JournalEvent, JournalWriter, read_journal, started
 from rabbitdlq.wire import Properties
 from tests.broker.kit import Bench, until
 
@@ -23,6 +25,7 @@ __all__ = [
     "publish_many",
     "rests",
     "shovel",
+    "tell_started",
 ]
 
 
@@ -46,6 +49,18 @@ async def journal_of(bench: Bench, topology: Topology) -> list[JournalEvent]:
             return [event async for event in read_journal(connection, topology, JournalWriter(topology, link))]
     finally:
         await link.close()
+
+
+async def tell_started(
+    bench: Bench, topology: Topology, message: Message, times: int, ago: timedelta = timedelta(minutes=30)
+) -> None:
+    """What the journal has of processes that began the message's handler, so long ago and before, and died of it."""
+    link = PublishLink(bench.url, "tests")
+    writer = JournalWriter(topology, link)
+    for n in range(times):
+        at = datetime.now(UTC) - ago - timedelta(minutes=n)
+        assert await writer.append(started(message, start_key(message)[-1], f"dead-{n}", at))
+    await link.close()
 
 
 async def give_back(bench: Bench, topology: Topology, count: int) -> None:

@@ -1,21 +1,18 @@
 """Messages that take the process down with them: parked in the end, and alone."""
 
 import asyncio
-import hashlib
 from collections import Counter
 from dataclasses import asdict
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from rabbitdlq import Message, names
-from rabbitdlq.broker import PublishLink
 from rabbitdlq.consumer.suspects import MAX_STARTS
-from rabbitdlq.journal import JournalWriter, started
 from rabbitdlq.topology import Topology
 from tests.broker.kit import Bench, until
-from tests.broker.looks import all_empty, give_back, journal_of, publish_many, rests
+from tests.broker.looks import all_empty, give_back, journal_of, publish_many, rests, tell_started
 from tests.broker.worker import Order, worker_process
 
 
@@ -53,16 +50,6 @@ async def test_a_killer_is_parked_and_the_fifty_beside_it_are_handled(bench: Ben
 
 async def _parked(bench: Bench, topology: Topology) -> bool:
     return await bench.raw.count(topology.dlq) > 0
-
-
-async def _tell_started(bench: Bench, topology: Topology, message: Message, times: int) -> None:
-    link = PublishLink(bench.url, "tests")
-    writer = JournalWriter(topology, link)
-    for n in range(times):
-        at = datetime.now(UTC) - timedelta(minutes=30 + n)
-        digest = hashlib.sha256(message.body).hexdigest()[:16]
-        assert await writer.append(started(message, digest, f"dead-{n}", at))
-    await link.close()
 
 
 class Looking:
@@ -110,7 +97,7 @@ async def test_three_beginnings_without_an_end_park_it_without_another_run(bench
     (message,) = handler.seen
     await bench.send(topology, "x", message_id="m")
     await give_back(bench, topology, 1)
-    await _tell_started(bench, topology, message, MAX_STARTS)
+    await tell_started(bench, topology, message, MAX_STARTS)
 
     consumer = await bench.drain(topology, handler)
     assert len(handler.seen) == 1
@@ -182,7 +169,7 @@ async def test_on_the_ladder_each_attempt_counts_its_own_crashes(bench: Bench) -
     await bench.drain(topology, handler)
     await bench.send(topology, "x", message_id="m")
     await give_back(bench, topology, 1)
-    await _tell_started(bench, topology, handler.seen[0], MAX_STARTS - 1)
+    await tell_started(bench, topology, handler.seen[0], MAX_STARTS - 1)
 
     attempts: list[int] = []
 

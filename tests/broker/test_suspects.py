@@ -1,22 +1,19 @@
 """The lane of what a crash brought back: it never stays shut, nobody waits there for ever, no innocent is blamed."""
 
 import asyncio
-import hashlib
 import json
 from dataclasses import asdict
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rabbitdlq import Message, Topology, names
-from rabbitdlq.broker import PublishLink
 from rabbitdlq.consumer import pausing, suspects
 from rabbitdlq.consumer.suspects import MAX_STARTS
-from rabbitdlq.journal import JournalWriter, started
 from tests.broker.kit import Bench, until
-from tests.broker.looks import all_empty, give_back, journal_of
+from tests.broker.looks import all_empty, give_back, journal_of, tell_started
 from tests.broker.proxy import Proxy
 from tests.broker.test_breaker import QUICK, Provider, opened
 from tests.broker.worker import Order, worker_process
@@ -93,14 +90,6 @@ async def test_one_that_waits_too_long_for_its_turn_is_postponed_and_stays_a_sus
     assert len(set(starts)) == 3, "what was postponed was as suspect as before"
 
 
-async def _tell_started(bench: Bench, topology: Topology, message: Message, ago: timedelta) -> None:
-    link = PublishLink(bench.url, "tests")
-    digest = hashlib.sha256(message.body).hexdigest()[:16]
-    for n in range(MAX_STARTS):
-        assert await JournalWriter(topology, link).append(started(message, digest, f"w-{n}", datetime.now(UTC) - ago))
-    await link.close()
-
-
 @one_queue_type
 @pytest.mark.parametrize(("ago", "parked"), [(timedelta(seconds=20), 0), (timedelta(minutes=20), 1)])
 async def test_equal_messages_without_ids_are_not_blamed_for_each_others_handlers_at_work(
@@ -112,7 +101,7 @@ async def test_equal_messages_without_ids_are_not_blamed_for_each_others_handler
     handler.go.set()
     await bench.raw.publish(topology.name, b"{}")
     await bench.drain(topology, handler)
-    await _tell_started(bench, topology, handler.seen[0], ago)
+    await tell_started(bench, topology, handler.seen[0], MAX_STARTS, ago)
     await bench.raw.publish(topology.name, b"{}")
     await give_back(bench, topology, 1)
     consumer = await bench.drain(topology, handler)
@@ -126,7 +115,7 @@ async def test_nor_are_different_messages_with_one_id(bench: Bench) -> None:
     handler.go.set()
     await bench.send(topology, "the one that crashed", message_id="m")
     await bench.drain(topology, handler)
-    await _tell_started(bench, topology, handler.seen[0], timedelta(minutes=1))
+    await tell_started(bench, topology, handler.seen[0], MAX_STARTS, timedelta(minutes=1))
     await bench.send(topology, "another", message_id="m")
     await give_back(bench, topology, 1)
     consumer = await bench.drain(topology, handler)

@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from rabbitdlq.consumer.rungs import Rungs
 from rabbitdlq.deaths import Arrival
@@ -99,9 +100,11 @@ async def test_what_is_missing_is_declared_once_and_then_waited_for(error: Broke
         repairs.append(True)
 
     ladder.rungs.repair = repair
-    assert await ladder.put() == "done"
+    with capture_logs() as logs:
+        assert await ladder.put() == "done"
     assert repairs == [True]
     assert len(ladder.pauses) == (0 if mends else 2)
+    assert [line["event"] for line in logs] == ([] if mends else ["rung_unreachable"]), "what is waited for is told"
 
 
 async def test_a_repair_that_fails_is_no_end_of_it() -> None:
