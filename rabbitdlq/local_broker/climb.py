@@ -6,9 +6,6 @@
 4. The same, after installing the package: as root on Debian or Ubuntu.
 """
 
-import base64
-import http.client
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -19,6 +16,7 @@ from rabbitdlq.errors import ConfigurationError, LocalBrokerError
 from rabbitdlq.local_broker.compose import compose_answers, compose_broker
 from rabbitdlq.local_broker.install import can_install, install_server
 from rabbitdlq.local_broker.node import BrokerAddress, LocalBroker, say_on_stderr
+from rabbitdlq.local_broker.overview import overview
 from rabbitdlq.local_broker.setup import server_program
 
 __all__ = ["broker_from_environment", "ensure_server", "obtain_broker", "private_broker"]
@@ -113,17 +111,7 @@ def _management_url(url: str, home: Path | None) -> str:
 
 def _answers(url: str) -> bool:
     """Tell whether the management API answers there, to this account."""
-    parts = urlsplit(url)
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = kind(parts.hostname or "", parts.port, timeout=_ANSWER_SECONDS)
-    account = base64.b64encode(f"{unquote(parts.username or '')}:{unquote(parts.password or '')}".encode()).decode()
-    try:
-        connection.request("GET", "/api/overview", headers={"Authorization": f"Basic {account}"})
-        return "rabbitmq_version" in json.loads(connection.getresponse().read())
-    except (OSError, http.client.HTTPException, ValueError, TypeError):
-        return False
-    finally:
-        connection.close()
+    return "rabbitmq_version" in (overview(url, _ANSWER_SECONDS) or {})
 
 
 def _usual_management_url(parts: SplitResult, port: int) -> str:

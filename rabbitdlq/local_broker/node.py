@@ -1,8 +1,5 @@
 """The private node: up, down, and what tests do to it in between."""
 
-import base64
-import http.client
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +10,7 @@ from pathlib import Path
 from rabbitdlq.errors import LocalBrokerError
 from rabbitdlq.local_broker.daemon import launch, wait_until
 from rabbitdlq.local_broker.home import NodeHome, NodeState, default_home
+from rabbitdlq.local_broker.overview import overview
 from rabbitdlq.local_broker.ports import LOOPBACK, Ports, is_free
 from rabbitdlq.local_broker.setup import configure, environment, epmd_program, node_name, server_program
 
@@ -238,16 +236,12 @@ def _address(state: NodeState) -> BrokerAddress:
 
 def _version_if_ready(state: NodeState) -> str | None:
     """Ask the management API whether this very node takes AMQP connections: listeners are opened last at its start."""
-    connection = http.client.HTTPConnection(LOOPBACK, state.ports.management, timeout=5)
-    account = base64.b64encode(b"guest:guest").decode()
+    answer = overview(_address(state).management_url, timeout=5)
+    if answer is None:
+        return None
     try:
-        connection.request("GET", "/api/overview", headers={"Authorization": f"Basic {account}"})
-        answer = json.loads(connection.getresponse().read())
         listening = {(listener["protocol"], listener["port"]) for listener in answer["listeners"]}
         ready = answer["node"] == state.node and ("amqp", state.ports.amqp) in listening
         return str(answer["rabbitmq_version"]) if ready else None
-    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
-        # not listening yet, or not yet able to answer
+    except (KeyError, TypeError):  # not yet able to answer in full
         return None
-    finally:
-        connection.close()

@@ -1,7 +1,6 @@
 """The end of the consumer: a handler that does not listen is not waited for longer than it takes to clean up."""
 
 import asyncio
-import threading
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from rabbitdlq.consumer.attempt import Interrupted, Result
 from rabbitdlq.consumer.deadlines import Timeouts
 from rabbitdlq.consumer.isolation import Isolation
 from rabbitdlq.message import Message
-from tests.unit.test_isolation import children, gone, message, noted
+from tests.unit.test_isolation import Deaf, children, gone, message, none_left, noted
 
 
 async def interrupted(task: "asyncio.Task[Result]") -> Result:
@@ -25,27 +24,16 @@ async def interrupted(task: "asyncio.Task[Result]") -> Result:
 
 async def test_one_in_a_thread_is_left_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_threads, "CLEANUP_SECONDS", 0.05)
-    began, release = threading.Event(), threading.Event()
-
-    async def deaf(_: Message) -> None:
-        began.set()
-        while not release.is_set():
-            try:
-                await asyncio.sleep(0.01)
-            except asyncio.CancelledError:
-                continue
-
+    deaf = Deaf()
     attempt = Isolation("thread").attempt(deaf, {}, None, Timeouts())
     task = asyncio.create_task(attempt.run(message("x")))
     try:
-        await asyncio.to_thread(began.wait, 10)
+        await asyncio.to_thread(deaf.began.wait, 10)
         assert isinstance(await interrupted(task), Interrupted)
         assert len(attempt.left) == 1
     finally:
-        release.set()
-    async with asyncio.timeout(10):
-        while attempt.left:
-            await asyncio.sleep(0.01)
+        deaf.release.set()
+    await none_left(attempt)
 
 
 async def test_one_in_a_process_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -45,6 +45,28 @@ def message(do: str, payload: Any = None, **more: Any) -> Message:
     )
 
 
+class Deaf:
+    """An async handler that takes no notice of its cancellation."""
+
+    def __init__(self) -> None:
+        self.began, self.release = threading.Event(), threading.Event()
+
+    async def __call__(self, _: Message) -> None:
+        self.began.set()
+        while not self.release.is_set():
+            try:
+                await asyncio.sleep(0.01)
+            except asyncio.CancelledError:
+                continue
+
+
+async def none_left(attempt: Attempt) -> None:
+    """Return when no handler runs on that nobody waits for."""
+    async with asyncio.timeout(10):
+        while attempt.left:
+            await asyncio.sleep(0.01)
+
+
 @asynccontextmanager
 async def children(
     function: Handler = isolated.plain,
@@ -391,35 +413,22 @@ class TestThread:
         assert isinstance(await task, Interrupted)
         assert len(attempt.left) == 1
         release.set()
-        async with asyncio.timeout(10):
-            while attempt.left:
-                await asyncio.sleep(0.01)
+        await none_left(attempt)
 
     async def test_so_is_one_that_is_deaf_and_cancelled_twice(self) -> None:
-        began, release = threading.Event(), threading.Event()
-
-        async def deaf(_: Message) -> None:
-            began.set()
-            while not release.is_set():
-                try:
-                    await asyncio.sleep(0.01)
-                except asyncio.CancelledError:
-                    continue
-
+        deaf = Deaf()
         attempt = Isolation("thread").attempt(deaf, {}, None, Timeouts())
         running = Running(cast(Any, None), cast(Any, None), message("x"), 0.0)
         task = asyncio.create_task(attempt.run(message("x"), running))
-        await asyncio.to_thread(began.wait, 10)
+        await asyncio.to_thread(deaf.began.wait, 10)
         task.cancel()
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         task.cancel()
         assert isinstance(await asyncio.wait_for(task, 2), Interrupted)
         assert (len(attempt.left), running.runs_on) == (1, True)
-        release.set()
-        async with asyncio.timeout(10):
-            while attempt.left:
-                await asyncio.sleep(0.01)
+        deaf.release.set()
+        await none_left(attempt)
 
     async def test_where_a_plain_function_is_can_be_told(self) -> None:
         began, release = threading.Event(), threading.Event()
