@@ -31,6 +31,7 @@
 """
 
 from datetime import timedelta
+from typing import ClassVar
 
 from rabbitdlq.durations import parse_duration
 
@@ -67,9 +68,14 @@ __all__ = [
 class RabbitDLQError(Exception):
     """The root of every error of this package. ``str()`` of it says what is wrong, where, and what to do."""
 
+    #: what a command ends with that cannot go on
+    exit_code: ClassVar[int] = 1
+
 
 class ConfigurationError(RabbitDLQError):
     """A topology, a setting or an argument that cannot be used; names the file, the key and the reason."""
+
+    exit_code = 2
 
 
 class ReadOnly(ConfigurationError):

@@ -20,10 +20,11 @@ from rabbitdlq.cli.stopping import StopAnnounced
 from rabbitdlq.consumer import Breaker, Consumer, ConsumerGroup, ConsumerSummary, Handler
 from rabbitdlq.consumer.attempt import check_takes_message
 from rabbitdlq.consumer.isolation import Isolation
+from rabbitdlq.consumer.leaving import leave
 from rabbitdlq.consumer.slots import Order
 from rabbitdlq.consumer.supervised import SupervisorLink
 from rabbitdlq.consumer.supervisor import Supervisor
-from rabbitdlq.errors import ConfigurationError
+from rabbitdlq.errors import ConfigurationError, RabbitDLQError
 from rabbitdlq.logs import configure_logs
 from rabbitdlq.status import StatusServer
 
@@ -194,7 +195,7 @@ def consume(
             if link.supervised:
                 run(link.run(announced))  # the supervisor tells the numbers of all
             else:
-                say(_told(run(_until_signal(announced))))
+                run(_alone(announced))
 
 
 def _status_served(
@@ -238,6 +239,17 @@ def _told(summary: ConsumerSummary) -> str:
     if summary.too_late:
         words.append(f"{summary.too_late:,} settled too late")
     return ", ".join(words)
+
+
+async def _alone(running: StopAnnounced) -> None:
+    """Run it until a signal, and tell its numbers."""
+    try:
+        summary = await _until_signal(running)
+    except RabbitDLQError as error:
+        leave(error.exit_code, queue=running.queue, last_words=f"rabbitdlq: {error}")
+        raise
+    say(_told(summary))
+    leave(0, queue=running.queue)
 
 
 class _Stoppable(Protocol[T_co]):

@@ -15,7 +15,7 @@ import rabbitdlq
 from rabbitdlq.broker import DEFAULT_URL
 from rabbitdlq.cli import broker, consume, demo, dlq, journal, publish, topology
 from rabbitdlq.cli.options import Options
-from rabbitdlq.errors import ConfigurationError, RabbitDLQError
+from rabbitdlq.errors import RabbitDLQError
 from rabbitdlq.logs import configure_logs
 
 __all__ = ["app", "run_program"]
@@ -121,10 +121,8 @@ def run_program() -> None:
     """Run a command and turn errors into one clear line and an exit code."""
     try:
         app(prog_name="rabbitdlq")
-    except ConfigurationError as error:
-        _fail(error, 2)
     except RabbitDLQError as error:
-        _fail(error, 1)
+        _fail(error, error.exit_code)
     except OSError as error:
         if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EIO, errno.ENOENT}:
             raise

@@ -26,6 +26,7 @@ from typing import Any, Protocol
 
 import structlog
 
+from rabbitdlq.consumer.leaving import leave
 from rabbitdlq.consumer.summary import ConsumerSummary
 from rabbitdlq.errors import ConfigurationError, RabbitDLQError
 
@@ -111,16 +112,16 @@ class SupervisorLink:
             return
         with self._socket:
             if isinstance(error, RabbitDLQError):
-                code = 2 if isinstance(error, ConfigurationError) else 1
-                self._tell(failed=str(error), exit_code=code)
-                raise SystemExit(code) from None
+                self._tell_failed(error)
+                raise SystemExit(error.exit_code) from None
 
     async def run(self, consumer: Supervisable) -> ConsumerSummary:
         """Run the consumer or the group, as :meth:`Consumer.run` does and with its errors.
 
         In a supervised process SIGTERM and SIGINT stop it, and so does the supervisor's end. Further signals to this
         process change nothing: service managers signal a whole group, supervisor and processes, and the supervisor
-        passes it on; only the supervisor's second word ends the grace time.
+        passes it on; only the supervisor's second word ends the grace time. After it the process is to end: threads
+        that handlers left behind are waited for no longer than five seconds.
         """
         if self._socket is None:
             return await consumer.run()
@@ -128,10 +129,15 @@ class SupervisorLink:
             reporting = asyncio.create_task(self._report(consumer))
             try:
                 summary = await consumer.run()
+            except RabbitDLQError as error:
+                self._tell_failed(error)  # here, too: the block may not come to its end
+                leave(error.exit_code, queue=consumer.queue)
+                raise
             finally:
                 reporting.cancel()
                 self._tell(summary=asdict(consumer.summary))
             self._tell(finished=True)
+            leave(0, queue=consumer.queue)
             return summary
 
     @asynccontextmanager
@@ -172,6 +178,9 @@ class SupervisorLink:
                 told = copy(consumer.summary)
                 self._tell(summary=asdict(told))
             await asyncio.sleep(REPORT_SECONDS)
+
+    def _tell_failed(self, error: RabbitDLQError) -> None:
+        self._tell(failed=str(error), exit_code=error.exit_code)
 
     def _tell(self, **words: Any) -> None:
         if self._socket is not None:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.acceptance.cli import HANDLERS, Shell
 from tests.broker.kit import until
+from tests.broker.looks import rests
 
 MODULE = f"""{HANDLERS}
 import ctypes, os, structlog
@@ -131,6 +132,42 @@ async def test_what_cannot_be_isolated_is_wrong_use_and_the_reason_is_told(shell
     for reason, done in zip(cases, found, strict=True):
         assert done.code == 2, done.err
         assert re.search(reason, done.lines[-1]), done.err
+
+
+HUNG = f"""{HANDLERS}
+import asyncio, threading
+
+async def handle(message):
+    await asyncio.to_thread(hang, message)
+
+def hang(message):
+    note(message, "started")
+    threading.Event().wait()
+"""
+
+
+async def test_a_thread_that_a_handler_left_behind_does_not_keep_a_process_that_was_told_to_stop(shell: Shell) -> None:
+    """Python waits for such threads at its end, and nothing had been said but ``stopping``."""
+    shell.write("shop.py", HUNG)
+    await shell.declare()
+    await shell.bench.send(shell.topology, *range(4))
+    words = ("consume", shell.queue, "--handler", "shop:handle", "--log-format", "json", "--grace", "100ms")
+    one = ("--concurrency", "1", "--prefetch", "1")
+    running = [await shell.start(*words, *one, *more) for more in ((), ("--processes", "2"))]
+    await until(lambda: len(shell.noted()) >= 3, "handlers hang")
+
+    for each in running:
+        each.send(signal.SIGTERM)
+    ended = [await each.end(deadline=30) for each in running]
+
+    for done, processes_of_it in zip(ended, (1, 2), strict=True):
+        assert done.code == 0, done.err
+        assert sum(line.endswith("given back") for line in done.lines) == 1
+        told = [json.loads(line) for line in done.lines if line.startswith("{")]
+        left = [line for line in told if line["event"] == "threads_left_behind"]
+        assert len(left) == processes_of_it
+        assert all("threading.Event().wait()" in line["stack"] for line in left)
+    await rests(shell.bench, shell.queue, 4)
 
 
 DEAF = f"""{HANDLERS}

@@ -1,0 +1,52 @@
+"""The end of a consumer's process, also where threads that its handlers began never end.
+
+At its end Python waits for every thread that is no daemon: asyncio for those of ``asyncio.to_thread()`` (before Python
+3.12 without a limit), then the interpreter for all. A call that hangs in one of them, cancelled long ago, would keep a
+process alive that consumes nothing, and a supervisor from starting it anew.
+"""
+
+import os
+import sys
+import threading
+import time
+import traceback
+
+import structlog
+
+__all__ = ["leave"]
+
+log = structlog.stdlib.get_logger(__name__)
+
+#: seconds in which threads may end, and what runs at an interpreter's exit may run
+PATIENCE = 5.0
+
+
+def leave(exit_code: int, *, queue: str, last_words: str | None = None, patience: float = PATIENCE) -> None:
+    """This process is to end: should threads keep it after so many seconds, end it with ``exit_code`` all the same.
+
+    ``last_words``: for stderr, which nobody else will come to say then. Call it when all is settled, in a process that
+    has nothing else to do.
+    """
+    arguments = (exit_code, queue, last_words, patience)
+    threading.Thread(target=_watch, args=arguments, name="rabbitdlq-leaving", daemon=True).start()
+
+
+def _watch(exit_code: int, queue: str, last_words: str | None, patience: float) -> None:
+    time.sleep(patience)
+    held_by = [each for each in threading.enumerate() if not each.daemon and each is not threading.main_thread()]
+    if not held_by:
+        return  # what is left are the exit handlers of others
+    frames = sys._current_frames()
+    log.error(
+        "threads_left_behind",
+        queue=queue,
+        threads=[each.name for each in held_by],
+        stack="".join(traceback.format_stack(frames.get(held_by[0].ident or 0))[-4:]),
+        hint="calls in asyncio.to_thread() cannot be cancelled: give them timeouts of their own, or make the handler "
+        "a plain function, or use isolation 'process'",
+    )
+    if last_words is not None:
+        print(last_words, file=sys.stderr)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(exit_code)
