@@ -188,7 +188,7 @@ class Shell:
     def noted(self) -> list[tuple[str, str, int]]:
         """What the handlers noted: what, message id, attempt."""
         path = self.folder / "noted"
-        text = path.read_text() if path.exists() else ""
+        text = path.read_text().rpartition("\n")[0] if path.exists() else ""  # the last line may be on its way
         return [(what, id, int(attempt)) for what, id, attempt in (line.split(" ") for line in text.splitlines())]
 
     async def exists(self, queue: str) -> bool:

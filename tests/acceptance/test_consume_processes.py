@@ -64,22 +64,29 @@ def daemons(shell: Shell) -> Iterator[list[Daemon]]:
         daemon.signal(signal.SIGKILL)
 
 
-async def both_wait(shell: Shell, running: Running, daemons: list[Daemon]) -> None:
-    """Return when two processes run a handler each."""
+async def both_wait(shell: Shell, running: Running, daemons: list[Daemon], left: int) -> None:
+    """Return when two processes run a handler each and hold what they may, so that so many are left in the queue."""
 
     def pids() -> set[int]:
         return {int(what.partition(":")[2]) for what, _, _ in shell.noted()}
 
     await until(lambda: len(pids()) == 2, "two processes run a handler each")
-    assert pids() == started(running)
     daemons += [Daemon(pid, started_at(pid) or "") for pid in pids()]
+    await until(lambda: pids() == started(running), "it has told of them")
+    await ready(shell, left)
 
 
-async def given_back(shell: Shell, count: int) -> None:
+def waits(running: Running, number: signal.Signals) -> bool:
+    """Whether the signal was sent to the process, which has not had it yet."""
+    (pending,) = re.findall(r"ShdPnd:\s*(\w+)", Path(f"/proc/{running.process.pid}/status").read_text())
+    return bool(int(pending, 16) & 1 << (number - 1))
+
+
+async def ready(shell: Shell, count: int) -> None:
     async def seen() -> bool:
         return await shell.raw.count(shell.queue) == count
 
-    await until(seen, f"{count} messages are in the queue again")
+    await until(seen, f"{count} messages are in the queue")
 
 
 def consume(shell: Shell, handler: str, *more: str, processes: int = 2) -> tuple[str, ...]:
@@ -156,7 +163,7 @@ async def test_told_to_stop_all_finish_what_runs_and_give_the_rest_back(
     line = " ".join(consume(shell, "waits", "--concurrency", "1"))
     # a process group of its own, or the test would get the Ctrl-C as well
     running = await shell.start(script=f"exec setsid $rabbitdlq {line}")
-    await both_wait(shell, running, daemons)
+    await both_wait(shell, running, daemons, 2)
     for daemon in daemons:
         command = Path(f"/proc/{daemon.pid}/cmdline").read_text()
         assert shell.queue in command
@@ -170,7 +177,7 @@ async def test_told_to_stop_all_finish_what_runs_and_give_the_rest_back(
         for daemon in daemons:
             daemon.signal(signal.SIGTERM)
 
-    await given_back(shell, 4)
+    await ready(shell, 4)
     assert all(daemon.alive() for daemon in daemons), "the grace time was cut short"
     shell.write("go", "")
     done = await running.end()
@@ -186,10 +193,10 @@ async def test_a_second_signal_ends_the_grace_time_of_all(shell: Shell, daemons:
     await shell.declare()
     await shell.bench.send(shell.topology, *range(4))
     running = await shell.start(*consume(shell, "waits", "--concurrency", "1", "--prefetch", "2", "--grace", "10m"))
-    await both_wait(shell, running, daemons)
+    await both_wait(shell, running, daemons, 0)
 
     running.send(signal.SIGTERM)
-    await given_back(shell, 2)
+    await ready(shell, 2)
     running.send(signal.SIGTERM)
     done = await running.end(deadline=SOON)
 
@@ -212,10 +219,11 @@ async def blocks(message: Message) -> None:
     await shell.declare()
     await shell.bench.send(shell.topology, *range(4))
     running = await shell.start(*consume(shell, "blocks", "--concurrency", "1", "--prefetch", "1"))
-    await both_wait(shell, running, daemons)
+    await both_wait(shell, running, daemons, 2)
 
     for _ in range(2):
         running.send(signal.SIGTERM)
+        await until(lambda: not waits(running, signal.SIGTERM), "it has heard: of two that wait one would be left")
         await asyncio.sleep(0.2)  # nobody answers: there is nothing to wait for
     assert all(daemon.alive() for daemon in daemons)
     running.send(signal.SIGTERM)
@@ -225,7 +233,7 @@ async def blocks(message: Message) -> None:
     assert not any(daemon.alive() for daemon in daemons)
     failed = [event for event in events(done.err) if event["event"] == "process_failed"]
     assert [event["signal"] for event in failed] == ["SIGKILL"] * 2
-    await given_back(shell, 4)
+    await ready(shell, 4)
 
 
 async def test_processes_stop_by_themselves_when_the_supervisor_is_killed(shell: Shell, daemons: list[Daemon]) -> None:
@@ -233,11 +241,11 @@ async def test_processes_stop_by_themselves_when_the_supervisor_is_killed(shell:
     await shell.declare()
     await shell.bench.send(shell.topology, *range(6))
     running = await shell.start(*consume(shell, "waits", "--concurrency", "1"))
-    await both_wait(shell, running, daemons)
+    await both_wait(shell, running, daemons, 2)
 
     running.send(signal.SIGKILL)
 
-    await given_back(shell, 4)
+    await ready(shell, 4)
     assert all(daemon.alive() for daemon in daemons), "what runs has the grace time"
     shell.write("go", "")
     await until(lambda: not any(daemon.alive() for daemon in daemons), "the processes end", SOON)

@@ -7,6 +7,7 @@ is gone when the line is cut. So a confirm or an ack can be held back for as lon
 
 import asyncio
 import contextlib
+import re
 import socket
 import struct
 from collections.abc import Callable
@@ -24,6 +25,8 @@ BOTH: tuple[Towards, ...] = ("broker", "client")
 #: a client introduces itself within its first bytes
 _SEEN = 8_192
 _NAME = b"\x0fconnection_nameS"
+#: a confirm, and the number of the publish
+_ACK = re.compile(rb"\x00\x3c\x00\x50(.{8})", re.DOTALL)
 #: close with a reset, and forget what was not sent yet
 _RESET = struct.pack("ii", 1, 0)
 
@@ -39,6 +42,8 @@ class Line:
     open: dict[Towards, asyncio.Event] = field(default_factory=lambda: {way: asyncio.Event() for way in BOTH})
     #: whether it was let in, or refused, once its name was known
     judged: bool = False
+    #: the highest number of a publish whose confirm went on to the client
+    confirmed: int = 0
 
     @property
     def name(self) -> str:
@@ -178,6 +183,8 @@ class Proxy:
                 self._judge(line)
             await line.open[way].wait()
             sink.write(data)
+            if way == "client":
+                line.confirmed = max(line.confirmed, *(int.from_bytes(tag, "big") for tag in _ACK.findall(data)), 0)
             await sink.drain()
         raise ConnectionResetError  # ends the other direction as well
 

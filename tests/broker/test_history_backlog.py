@@ -17,12 +17,13 @@ async def test_a_consumer_reads_the_journal_back_for_a_message_that_waited_longe
     topology = await bench.declared(["50ms", "1s"])
     (message_id,) = await bench.send(topology, "x")
 
-    def fail(message: Message) -> None:
+    async def fail(message: Message) -> None:
+        if message.attempt == 2:
+            first.stop()  # by whoever waits for the failure it would be stopped too late
         raise RuntimeError(f"attempt {message.attempt}")
 
     async with bench.running(topology, fail) as first:
         await until(lambda: first.summary.retried == 2, "two failures")
-        first.stop()
     # the look-back ends after these two failures, as if they were hours ago
     monkeypatch.setattr(session, "JOURNAL_MARGIN", -timedelta(minutes=1))
     await bench.drain(topology, fail)

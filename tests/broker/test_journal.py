@@ -84,10 +84,12 @@ async def test_a_live_journal_marks_a_history_from_before_its_start_as_partial(b
     await bench.send(topology, {"order": 1})
 
     async def handler(message: Message) -> None:
+        if message.attempt == 1:
+            first.stop()
         raise RuntimeError(f"attempt {message.attempt}")
 
-    async with bench.running(topology, handler):
-        await rests(bench, topology.rungs[0].queue, 1)
+    async with bench.running(topology, handler) as first:
+        await until(lambda: first.summary.retried == 1, "the first attempt")
     async with bench.running(topology, handler):
         await rests(bench, topology.dlq, 1)
     async with bench.dlq(topology) as dlq:
@@ -131,10 +133,11 @@ async def test_attempts_the_journal_was_not_told_of_are_missing_for_the_next_wor
     async def handler(message: Message) -> None:
         if message.attempt == 1:
             await _spoil(bench, topology, "exchange")
+            first.stop()
         raise RuntimeError(f"attempt {message.attempt}")
 
-    async with bench.running(topology, handler):
-        await rests(bench, topology.rungs[0].queue, 1)
+    async with bench.running(topology, handler) as first:
+        await until(lambda: first.summary.retried == 1, "the first attempt")
     async with bench.running(topology, handler):
         await rests(bench, topology.dlq, 1)
     async with bench.dlq(topology) as dlq:

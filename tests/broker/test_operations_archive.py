@@ -260,7 +260,7 @@ async def test_a_restore_that_is_stopped_adds_up(bench: Bench, tmp_path: Path) -
 
     async with bench.dlq(topology) as dlq:
         await dlq.drop(Selection(), archive=tmp_path / "all.jsonl")
-        report = await dlq.restore(tmp_path / "all.jsonl", rate=50, stop=stop, on_progress=watch)
+        report = await dlq.restore(tmp_path / "all.jsonl", rate=20, stop=stop, on_progress=watch)
         assert report.interrupted
         assert (report.planned, report.done + report.left, report.stayed) == (40, 40, 0)
         assert 5 <= report.done < 40

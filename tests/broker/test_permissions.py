@@ -28,7 +28,9 @@ async def account(broker: BrokerAddress) -> AsyncIterator[Account]:
     management = URL(broker.management_url)
     name = f"t-{uuid.uuid4().hex[:10]}"
     async with httpx.AsyncClient(
-        base_url=str(management.with_user(None)), auth=(management.user or "", management.password or "")
+        base_url=str(management.with_user(None)),
+        auth=(management.user or "", management.password or ""),
+        timeout=30,
     ) as client:
 
         async def make(configure: str, write: str, read: str) -> str:

@@ -86,15 +86,15 @@ async def _result(producer: Producer, queue: str, payload: Any) -> str | Excepti
 async def test_a_broker_that_hangs_is_an_error_within_the_deadline(bench: Bench) -> None:
     """C47: a publish waits for ever when the broker goes away."""
     topology = await bench.declared()
-    async with Proxy(bench.url) as proxy, Producer(proxy.url, timeout=timedelta(milliseconds=500)) as producer:
+    async with Proxy(bench.url) as proxy, Producer(proxy.url, timeout=timedelta(seconds=2)) as producer:
         await producer.send(topology.name, "before")
         proxy.freeze()
         started = time.monotonic()
         results = await asyncio.gather(*(_result(producer, topology.name, n) for n in range(20)))
-        assert time.monotonic() - started < 3
+        assert time.monotonic() - started < 20, "one deadline for all, not one after the other"
         for result in results:
             assert isinstance(result, PublishUnconfirmed)
-            assert "no confirm within 0.5 s" in str(result)
+            assert "no confirm within 2 s" in str(result)
         proxy.thaw()
         assert isinstance(await producer.send(topology.name, "after"), str)
 

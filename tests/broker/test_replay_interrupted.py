@@ -101,8 +101,7 @@ async def test_a_run_that_loses_its_line_loses_no_letter(bench: Bench, lost: str
                 proxy.freeze(lambda line: line is publishing, towards=("client",))
 
         # one by one: else all may be confirmed before the first is reported
-        rate = 400 if lost == "confirms" else None
-        run = asyncio.create_task(dlq.replay(Selection(), rate=rate, on_progress=watch))
+        run = asyncio.create_task(dlq.replay(Selection(), rate=200, on_progress=watch))
         if lost == "confirms":
             await rests(bench, topology.name, 200)
             proxy.thaw()

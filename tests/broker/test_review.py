@@ -117,12 +117,12 @@ async def test_a_first_letter_is_complete_although_it_failed_before_the_consumer
     topology = await bench.declared(["20ms", "20ms"])
     (message_id,) = await bench.send(topology, "x")
 
-    def fail(message: Message) -> None:
+    async def fail(message: Message) -> None:
+        first.stop()  # by whoever waits for the failure it would be stopped too late
         raise RuntimeError(f"attempt {message.attempt}")
 
     async with bench.running(topology, fail) as first:
         await until(lambda: first.summary.retried == 1, "one failure")
-        first.stop()
     await until(lambda: bench.raw.count(topology.name), "it is back in the work queue")
     monkeypatch.setattr("rabbitdlq.consumer.session.JOURNAL_MARGIN", -timedelta(minutes=1))
     consumer = Consumer(Topology(topology.name, ["20ms", "20ms"]), _permanent, url=bench.url, drain=True)

@@ -152,10 +152,11 @@ async def test_draining_waits_for_what_is_on_the_ladder(bench: Bench) -> None:
     async def handler(message: Message) -> None:
         attempts.append(message.attempt)
         if message.attempt == 1:
+            first.stop()
             raise RuntimeError
 
-    async with bench.running(topology, handler):
-        await rests(bench, topology.rungs[0].queue, 1)
+    async with bench.running(topology, handler) as first:
+        await until(lambda: first.summary.retried == 1, "it has failed once")
     assert attempts == [1]
     await bench.drain(topology, handler)
     assert attempts == [1, 2]

@@ -36,6 +36,8 @@ class Order:
     takes: float = 0.0
     #: the handler's process dies in this attempt, unless the worker was told to be careful
     deadly: int = 0
+    #: the handler waits in this attempt for the test's word, unless the worker was told to be careful
+    held: int = 0
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Job:
     log: str
     concurrency: int = 10
     drain: bool = False
-    #: ignores ``deadly``
+    #: ignores ``deadly`` and ``held``
     careful: bool = False
     #: a file that claims are kept in, each for a second and a half
     store: str = ""
@@ -76,12 +78,16 @@ class WorkerProcess:
     @property
     def runs(self) -> list[Run]:
         """What its log says by now."""
-        text = self._log.read_text() if self._log.exists() else ""
+        text = self._log.read_text().rpartition("\n")[0] if self._log.exists() else ""
         return [Run(**json.loads(line)) for line in text.splitlines()]
 
     def count(self, what: str) -> int:
         """Lines of that kind; cheap enough to be asked again and again."""
         return self._log.read_text().count(f'"what": "{what}"')
+
+    def go(self) -> None:
+        """Let the handlers that are held go on, and those that come."""
+        _word(self._log).touch()
 
     @property
     def running(self) -> bool:
@@ -131,6 +137,11 @@ async def worker_process(
             await running.kill()
 
 
+def _word(log: Path) -> Path:
+    """The file that lets held handlers go on."""
+    return log.with_suffix(".go")
+
+
 async def _run(job: Job) -> None:
     settings = dict(job.topology)
     delays = [timedelta(seconds=seconds) for seconds in settings.pop("delays")]
@@ -145,6 +156,8 @@ async def _run(job: Job) -> None:
         order = Order(**message.payload)
         note(order, message, "started")
         await asyncio.sleep(order.takes)
+        while order.held == message.attempt and not (job.careful or _word(log).exists()):
+            await asyncio.sleep(0.01)
         if order.deadly == message.attempt and not job.careful:
             os.kill(os.getpid(), signal.SIGKILL)
         if message.attempt <= order.failures:

@@ -35,18 +35,26 @@ class Loop(asyncio.SelectorEventLoop):
     """A loop whose clock stands still while somebody works and jumps to the next timer when all wait."""
 
     now = 1_000.0
+    #: seconds from a timer's time to its waking up
+    late = 0.0
 
     def time(self) -> float:
         return self.now
 
     def _run_once(self) -> None:
         if not self._ready and self._scheduled:  # type: ignore[attr-defined]
-            self.now = max(self.now, self._scheduled[0]._when)  # type: ignore[attr-defined]
+            self.now = max(self.now, self._scheduled[0]._when + self.late)  # type: ignore[attr-defined]
         super()._run_once()  # type: ignore[misc]
 
 
-def on_a_fake_clock(work: Callable[[], Any]) -> Any:
-    with asyncio.Runner(loop_factory=Loop) as runner:
+class LateLoop(Loop):
+    """One that wakes up a millisecond late, as a real one does."""
+
+    late = 0.001
+
+
+def on_a_fake_clock(work: Callable[[], Any], loop: type[Loop] = Loop) -> Any:
+    with asyncio.Runner(loop_factory=loop) as runner:
         return runner.run(work())
 
 
@@ -177,6 +185,19 @@ def test_letters_go_evenly_at_the_rate() -> None:
     times = on_a_fake_clock(work)
 
     assert [round(time - times[0], 6) for time in times] == [round(number / 10, 6) for number in range(25)]
+
+
+def test_a_fast_pace_is_kept_by_a_loop_that_wakes_up_late() -> None:
+    """A pace of 2,000 a second was one of 1,000: the loop's clock was a millisecond late for each of them."""
+
+    async def work() -> float:
+        pace, clock = Pace(2_000.0, asyncio.Event()), asyncio.get_running_loop().time
+        began = clock()
+        for _ in range(1_001):
+            assert await pace.turn()
+        return clock() - began
+
+    assert on_a_fake_clock(work, LateLoop) == pytest.approx(0.5, abs=0.01)
 
 
 def test_time_that_was_lost_is_not_made_up_for_in_a_rush() -> None:
