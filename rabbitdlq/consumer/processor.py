@@ -13,9 +13,11 @@ from rabbitdlq import names
 from rabbitdlq.broker import Delivery, cancelled_by_us
 from rabbitdlq.consumer.attempt import Attempt, Failed, Interrupted, Result
 from rabbitdlq.consumer.classify import Rule
+from rabbitdlq.consumer.company import Company
 from rabbitdlq.consumer.counts import AttemptCounts
 from rabbitdlq.consumer.deadlines import Running, Timeouts
 from rabbitdlq.consumer.once import Once
+from rabbitdlq.consumer.opening import Opener
 from rabbitdlq.consumer.outcome import (
     Dropped,
     Outcome,
@@ -24,29 +26,27 @@ from rabbitdlq.consumer.outcome import (
     decide,
     unreadable,
 )
-from rabbitdlq.consumer.payload import InvalidPayload, PayloadReader
 from rabbitdlq.consumer.rungs import Settlement
 from rabbitdlq.consumer.settle import Settler
 from rabbitdlq.consumer.summary import ConsumerSummary
-from rabbitdlq.consumer.suspects import Suspects
-from rabbitdlq.deaths import Arrival, Death, arrival, deaths_of
+from rabbitdlq.consumer.suspects import HELD_FOR, Suspects
 from rabbitdlq.errors import Transient
 from rabbitdlq.journal import HistoryIndex
-from rabbitdlq.message import Message, Undecodable, message_of
+from rabbitdlq.message import Message
 from rabbitdlq.topology import Topology
-from rabbitdlq.wire import Properties, WireError
 
 __all__ = ["Processor"]
 
 log = structlog.stdlib.get_logger(__name__)
 
-#: what counts say when the journal does not know: far above any honest ladder
-COUNTED_LAPS_LIMIT = 10
-KEPT_WAYS = 1_000
 #: what a delivery's line says where its outcome was not what it came to
 _TOLD = {"left_to_broker": "left_to_broker", "given_back": "released"}
+#: seconds in which a loop that stood still notices that its connection is gone
+SEEING_A_LOSS = 0.1
 #: why one is postponed that a crash may have brought back
 OVERDUE = "waited too long for its turn among those that a crash brought back"
+#: and one that comes to its handler in that very moment
+ONE_ALONE = "another one has to run alone"
 
 
 class Processor:
@@ -70,21 +70,21 @@ class Processor:
         self.on_abandoned: Callable[[asyncio.Task[Any], asyncio.Task[Any]], None] = lambda *_: None
         #: has the last word on what becomes of a delivery whose handler has run
         self.judge: Callable[[Delivery, Message, Result, Outcome], Outcome] | None = None
-        self._reader = PayloadReader(payload_type)
-        self._return_exchange = topology.return_exchange
+        self._opener = Opener(topology, payload_type, index)
         self._attempt = attempt
         self._given_up = 0
         self._settler = settler
         self._suspects = suspects
         self._once = once
-        self._index = index
         self._stopping = stopping
         #: bound at the first line: most of what one that is not shown costs is finding out that it is not
         self._log: structlog.stdlib.BoundLogger | None = None
-        self._ways: dict[tuple[str, str, tuple[Death, ...]], Arrival] = {}
         #: their handlers may still be at work: a claim on what they work on stays
         self._runs_on: set[Delivery] = set()
         self._running: dict[asyncio.Task[Any], Running] = {}
+        self._company = Company()
+        #: when the event loop was seen to stand still last, by :func:`time.perf_counter`
+        self.stood_still_at: Callable[[], float] = lambda: -1.0
         self.summary = ConsumerSummary()
         #: of every run of the handler
         self.counts = AttemptCounts()
@@ -99,7 +99,19 @@ class Processor:
         finally:
             self._suspects.done(delivery)
 
+    def join(self, company: Company) -> None:
+        """Share the process with others: one message may have to run alone."""
+        self._company = company
+        company.join(self)
+
+    @property
+    def at_work(self) -> int:
+        """How many handlers run, without those that were given up."""
+        return len(self._running)
+
     async def _process(self, delivery: Delivery, *, suspect: bool) -> None:
+        if self._company.holder is not None and delivery not in self._suspects.overdue:
+            await self._company.opened()
         if delivery.gone:
             return
         message: Message | None = None
@@ -108,7 +120,7 @@ class Processor:
                 if await self._settler.rungs.give_back(delivery) == "given_back":
                     self.summary.released += 1
                 return
-            message, problem = self._open(delivery)
+            message, problem = self._opener.open(delivery)
             # in the worker's own context, where the next message takes their place
             structlog.contextvars.bind_contextvars(message_id=message.id, queue=message.queue, attempt=message.attempt)
             outcome: Outcome | None
@@ -116,10 +128,13 @@ class Processor:
                 outcome = unreadable(problem)
             elif delivery in self._suspects.overdue:
                 outcome = Postponed(OVERDUE, 0.0)
-            elif not suspect or (outcome := await self._suspects.convicted(delivery, message)) is None:
+            elif suspect:
+                outcome = await self._try(message, delivery)
+            else:
                 outcome = await self._once_or_always(message, delivery)
-            if outcome is not None:  # else its message was settled without it
-                await self._settle(delivery, message, outcome)
+            # else its message was settled without it
+            if outcome is not None and await self._settle(delivery, message, outcome) != "too_late" and suspect:
+                await self._suspects.end(delivery)
         except (Exception, asyncio.CancelledError):
             if cancelled_by_us():
                 raise
@@ -129,6 +144,17 @@ class Processor:
             if message is None:
                 structlog.contextvars.unbind_contextvars("message_id", "queue", "attempt")
             log.exception("delivery_unsettled", queue=self._topology.name, delivery_tag=delivery.tag)
+
+    async def _try(self, message: Message, delivery: Delivery) -> Outcome | None:
+        """Run it with all the caution that a message deserves which a crash has brought back."""
+        if (park := await self._suspects.convicted(delivery, message)) is not None:
+            return park
+        if not self._suspects.on_its_last(message):
+            return await self._once_or_always(message, delivery)
+        async with self._company.alone(delivery, HELD_FOR) as alone:
+            if delivery.gone:
+                return None
+            return await self._once_or_always(message, delivery) if alone else Postponed(OVERDUE, 0.0)
 
     async def _settle(self, delivery: Delivery, message: Message, outcome: Outcome) -> Settlement:
         settlement = await self._settler.settle(delivery, message, outcome)
@@ -179,15 +205,21 @@ class Processor:
 
     async def _run_suspect(self, message: Message, delivery: Delivery) -> Outcome | None:
         await self._suspects.begin(delivery, message)
+        began = perf_counter()
         try:
             return await self._run(message, delivery)
         finally:
-            await self._suspects.end(delivery)
+            if self.stood_still_at() < began:
+                await self._suspects.end(delivery)
+            else:  # who blocks the event loop loses the connection, and comes again: it has ended when it is settled
+                await asyncio.sleep(SEEING_A_LOSS)
 
     async def _run(self, message: Message, delivery: Delivery) -> Outcome | None:
         """The outcome; None where the handler ended after it had been given up."""
         if self._stopping():  # store and journal may have taken their time
             return Released(0.0)
+        if self._company.holder is not None and self._company.holder is not delivery:
+            return Postponed(ONE_ALONE, 0.0)  # a claim must not wait for it
         task = asyncio.current_task()
         assert task is not None
         running = self._running[task] = Running(task, delivery, message, perf_counter())
@@ -195,6 +227,8 @@ class Processor:
             result = await self._attempt.run(message, running)
         finally:
             self._running.pop(task, None)
+            if self._company.holder is not None:
+                self._company.left()
             while task.cancelling():  # the interruption was the handler's; settling goes on
                 task.uncancel()
         if running.given_up:
@@ -265,6 +299,7 @@ class Processor:
         running.given_up = True
         self._given_up += 1
         del self._running[running.task]
+        self._company.left()
         message, took = running.message, (perf_counter() - running.began) * 1000
         log.error(
             "handler_abandoned",
@@ -290,59 +325,6 @@ class Processor:
             log.exception("delivery_unsettled", queue=self._topology.name, delivery_tag=delivery.tag)
         finally:
             self._suspects.done(delivery)
-
-    def _open(self, delivery: Delivery) -> tuple[Message, Undecodable | InvalidPayload | None]:
-        try:
-            properties = delivery.properties()
-        except WireError as error:
-            raise WireError(f"delivery {delivery.tag} of {self._topology.name!r}: {error}") from error
-        way = self._way(delivery, properties)
-        payload, problem = None, None
-        try:
-            payload = self._reader.read(delivery.body, properties)
-        except (Undecodable, InvalidPayload) as error:
-            problem = error
-        message = message_of(self._topology, delivery.body, properties, way, way.failures, payload)
-        if way.nacked_since is not None and (told := properties.table.number(names.FAILURES)) is not None and told >= 0:
-            # it was put into a rung, which says nothing of how often it had failed by then
-            told = min(told, self._topology.max_attempts)
-            return replace(message, attempt=told + way.nacked_since + 1), problem
-        if way.counted > way.failures:
-            failures = self._failures_of_odd_arrival(message, way.failures, way.counted)
-            message = replace(message, attempt=failures + 1)
-        return message, problem
-
-    def _way(self, delivery: Delivery, properties: Properties) -> Arrival:
-        """How it came; the same for many messages."""
-        # foreign deaths are not even looked at: only the return exchange speaks of this lap
-        deaths = deaths_of(properties.table) if delivery.exchange == self._return_exchange else ()
-        key = (delivery.exchange, delivery.routing_key, deaths)
-        way = self._ways.get(key)
-        if way is None:
-            if len(self._ways) >= KEPT_WAYS:
-                self._ways.clear()
-            way = self._ways[key] = arrival(self._topology, delivery.exchange, delivery.routing_key, deaths)
-        return way
-
-    def _failures_of_odd_arrival(self, message: Message, failures: int, counted: int) -> int:
-        """More waits than rungs: a rung is missing and the message went round, or (below 4.0) the header is stale.
-
-        The journal tells them apart: it knows how far this lap has come.
-        """
-        told = self._index.last_attempt(message.id, message.lap)
-        known = max(failures, told)
-        if counted > COUNTED_LAPS_LIMIT * self._topology.max_attempts:
-            known = max(known, self._topology.max_attempts)
-        log.warning(
-            "x_death_counts_more",
-            message_id=message.id,
-            queue=message.queue,
-            attempt=known + 1,
-            by_rung=failures,
-            by_counts=counted,
-            by_journal=told,
-        )
-        return known
 
     def _tell(self, message: Message, outcome: Outcome, settlement: Settlement) -> None:
         """The one line of a delivery that ended; failures have said so already, with their error.

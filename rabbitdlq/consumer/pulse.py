@@ -29,6 +29,8 @@ class Pulse:
         self._thread_id = threading.get_ident()
         self._beat = time.monotonic()
         self._told_of: float | None = None
+        #: when the loop was seen to stand still last, by :func:`time.perf_counter`
+        self.stood_still_at = -1.0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name=f"rabbitdlq-pulse-{queue[:20]}", daemon=True)
 
@@ -55,6 +57,7 @@ class Pulse:
             if still < self._limit or self._told_of == beat:
                 continue
             self._told_of = beat
+            self.stood_still_at = time.perf_counter()
             frame = sys._current_frames().get(self._thread_id)
             stack = "" if frame is None else "".join(traceback.format_stack(frame)[-8:])
             log.error(

@@ -2,7 +2,8 @@
 
 Everything that a process had prefetched is delivered again when it dies, guilty or not. So these run one at a time,
 and the journal has the beginning and the end of each of their handlers: what begins again and again without ever
-ending is parked, and what only lay beside it is never blamed.
+ending is parked, and what only lay beside it is never blamed. New messages go on meanwhile, and any of them may be the
+killer: so the last beginning, by which a message is convicted, is one with nothing else at work in the process.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ from rabbitdlq.message import Message
 from rabbitdlq.topology import Topology
 from rabbitdlq.wire import WireError
 
-__all__ = ["MAX_STARTS", "Suspects", "start_key"]
+__all__ = ["HELD_FOR", "MAX_STARTS", "Suspects", "start_key"]
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -142,13 +143,17 @@ class Suspects:
         if len(starts) >= MAX_STARTS:
             return _crashed(
                 message,
-                f"its handler was begun {len(starts)} times, and each time the process was gone "
-                f"before it ended: {_times(starts)}",
+                f"its handler was begun {len(starts)} times, and each time the process was gone before it ended, or "
+                f"its connection, for want of heartbeats: {_times(starts)}",
             )
         # one that was never postponed has its queue's own limit; and below 4.3 what was given back is counted, too
         if suspicion.since is not None and suspicion.crashes > self._crash_limit:
             return _crashed(message, f"{suspicion.crashes} processes that had it were gone before it was settled")
         return None
+
+    def on_its_last(self, message: Message) -> bool:
+        """Whether one more beginning without an end convicts it: to be sure, nothing else may be at work then."""
+        return len(self._index.starts(start_key(message))) >= MAX_STARTS - 1
 
     async def begin(self, delivery: Delivery, message: Message) -> None:
         """Tell the journal that its handler begins."""

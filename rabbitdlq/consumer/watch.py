@@ -6,6 +6,7 @@ from collections.abc import Callable
 import structlog
 
 from rabbitdlq.consumer.breaker import BreakerState
+from rabbitdlq.consumer.company import Company
 from rabbitdlq.consumer.deadlines import Timeouts
 from rabbitdlq.consumer.processor import Processor
 from rabbitdlq.consumer.pulse import Pulse
@@ -42,6 +43,8 @@ class Watch:
     async def run(self, stop: Callable[[], None]) -> None:
         """Look until cancelled; ``stop`` is called when the process has had enough."""
         pulse = Pulse(self._queue, self._every)
+        self._processor.join(Company.of_this_loop())
+        self._processor.stood_still_at = lambda: pulse.stood_still_at
         pulse.start()
         try:
             while True:

@@ -1,6 +1,7 @@
 """Messages that take the process down with them: parked in the end, and alone."""
 
 import asyncio
+import time
 from collections import Counter
 from dataclasses import asdict
 from datetime import timedelta
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rabbitdlq import Message, names
+from rabbitdlq.consumer.company import Company
 from rabbitdlq.consumer.suspects import MAX_STARTS
 from rabbitdlq.topology import Topology
 from tests.broker.kit import Bench, until
@@ -86,6 +88,80 @@ async def test_what_a_crash_brought_back_runs_one_at_a_time_and_what_is_new_does
     assert await all_empty(bench, topology)
     events = [event.event for event in await journal_of(bench, topology)]
     assert Counter(events) == {names.STARTED: 5, names.ENDED: 5}
+
+
+async def test_who_was_beside_new_killers_time_and_again_is_not_blamed_for_their_crashes(
+    bench: Bench, tmp_path: Path
+) -> None:
+    """What is new does not wait for suspects, so three killers that came one by one got an innocent convicted."""
+    topology = await bench.declared(["50ms"])
+    await publish_many(bench, topology, [asdict(Order(0, held=1))])
+    for life in range(MAX_STARTS):
+        async with worker_process(bench.url, topology, tmp_path / f"{life}", f"w{life}", concurrency=5) as worker:
+            await until(lambda running=worker: running.count("started") == 1, "the innocent runs")
+            await publish_many(bench, topology, [asdict(Order(life + 1, deadly=1))])
+            assert await worker.ended() != 0
+    async with worker_process(bench.url, topology, tmp_path / "last", "last", concurrency=5) as worker:
+        await until(lambda: worker.count("started") == 1, "the innocent runs for the last time")
+        await publish_many(bench, topology, [asdict(Order(9, deadly=1))])
+        await rests(bench, topology.name, 0)  # the new one is there, and waits
+        worker.go()
+        assert await worker.ended() != 0
+    assert [(run.n, run.what) for run in worker.runs][:2] == [(0, "started"), (0, "succeeded")]
+
+
+async def test_on_its_last_beginning_a_message_is_alone_with_all_queues_of_the_process(bench: Bench) -> None:
+    """A crash takes all of them down: an innocent of one queue was parked for the killer of another."""
+    topology, other = await bench.declared(["50ms"]), await bench.declared(["50ms"])
+    fine, slow = Looking(), Looking()
+    fine.go.set()
+    await bench.send(topology, "x", message_id="m")
+    await bench.drain(topology, fine)
+    await bench.send(topology, "x", message_id="m")
+    await give_back(bench, topology, 1)
+    await tell_started(bench, topology, fine.seen[0], MAX_STARTS - 1)
+    last = Looking()
+
+    async with bench.running(other, slow, concurrency=1, prefetch=1) as beside:
+        await bench.send(other, *range(3))
+        await until(lambda: slow.running == 1, "the other queue is at work")
+        async with bench.running(topology, last):
+            await until(lambda: Company.of_this_loop().holder is not None, "it waits for the other one's end")
+            slow.go.set()
+            await until(lambda: last.running == 1, "its handler runs")
+            assert (slow.running, len(slow.seen)) == (0, 1)
+            # the next of the other queue has come, and waits
+            await until(lambda: beside.health().in_flight == 1, "the next one has come")
+            assert (slow.running, len(slow.seen)) == (0, 1)
+            last.go.set()
+            await until(lambda: len(slow.seen) == 3, "the others go on")
+    assert await all_empty(bench, topology)
+    assert await bench.raw.count(topology.dlq) == 0
+
+
+@pytest.mark.parametrize("queue_type", ["quorum"])
+async def test_who_blocks_the_event_loop_until_the_connection_is_lost_has_not_ended(bench: Bench) -> None:
+    """It ran without end, always in its first attempt: its ack came too late each time."""
+    topology = await bench.declared(["50ms"])
+    seen: list[Message] = []
+
+    async def block(message: Message) -> None:
+        seen.append(message)
+        if len(seen) > 1:
+            time.sleep(4.5)  # heartbeats of a second: by then the broker has hung up
+
+    await bench.send(topology, "x", message_id="m")
+    await bench.drain(topology, block)
+    await bench.send(topology, "x", message_id="m")
+    await give_back(bench, topology, 1)
+    await tell_started(bench, topology, seen[0], MAX_STARTS - 1)
+
+    async with bench.running(topology, block, url=f"{bench.url}?heartbeat=1"):
+        await rests(bench, topology.dlq, 1)
+    assert len(seen) == 2, "the third beginning convicted it"
+    async with bench.dlq(topology) as dlq:
+        (letter,) = await dlq.peek_all()
+    assert letter.reason == "crashed"
 
 
 async def test_three_beginnings_without_an_end_park_it_without_another_run(bench: Bench) -> None:

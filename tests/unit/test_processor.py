@@ -37,6 +37,8 @@ class Turns:
         self.current: Delivery | None = None
         self.overdue: set[Delivery] = set()
         self.over: list[Delivery] = []
+        self.last = False
+        self.told: list[str] = []
 
     def done(self, delivery: Delivery) -> None:
         self.over.append(delivery)
@@ -47,11 +49,14 @@ class Turns:
     async def convicted(self, *_: object) -> None:
         pass
 
+    def on_its_last(self, message: Message) -> bool:
+        return self.last
+
     async def begin(self, delivery: Delivery, message: Message) -> None:
-        pass
+        self.told.append("begin")
 
     async def end(self, delivery: Delivery) -> None:
-        pass
+        self.told.append("end")
 
 
 class Station(Desk):

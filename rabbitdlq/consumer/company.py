@@ -1,0 +1,78 @@
+"""Who is at work in this process: one of them may have to be alone, so that a crash can only be its own.
+
+A process dies with all its handlers, whichever consumers they belong to. Nobody can tell afterwards which of them it
+was, unless only one was at work.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import ClassVar, Protocol
+from weakref import WeakKeyDictionary, WeakSet
+
+__all__ = ["Company"]
+
+
+class _Member(Protocol):
+    @property
+    def at_work(self) -> int: ...
+
+
+class Company:
+    """All consumers of one event loop."""
+
+    _of_loops: ClassVar["WeakKeyDictionary[asyncio.AbstractEventLoop, Company]"] = WeakKeyDictionary()
+
+    def __init__(self) -> None:
+        self._members: WeakSet[_Member] = WeakSet()
+        self._turn = asyncio.Lock()
+        self._open, self._changed = asyncio.Event(), asyncio.Event()
+        #: who is alone, or waits for it: nobody else begins anything
+        self.holder: object | None = None
+
+    @classmethod
+    def of_this_loop(cls) -> "Company":
+        """The one that all consumers of the running event loop share."""
+        return cls._of_loops.setdefault(asyncio.get_running_loop(), cls())
+
+    def join(self, member: _Member) -> None:
+        """Count its handlers, as long as it is there."""
+        self._members.add(member)
+
+    async def opened(self) -> None:
+        """Wait until nobody has to be alone."""
+        while self.holder is not None:
+            await self._open.wait()
+
+    def left(self) -> None:
+        """A handler has ended; to be told while there is a :attr:`holder`."""
+        self._changed.set()
+
+    @asynccontextmanager
+    async def alone(self, holder: object, within: float) -> AsyncIterator[bool]:
+        """Let nobody else begin, and wait until all others have ended; gives whether they have, in so many seconds."""
+        deadline = asyncio.get_running_loop().time() + within
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._turn.acquire()
+        except TimeoutError:
+            yield False
+            return
+        self.holder = holder
+        self._open.clear()
+        try:
+            yield await self._others_ended(deadline)
+        finally:
+            self.holder = None
+            self._turn.release()  # first: who is next to be alone comes before all others
+            self._open.set()
+
+    async def _others_ended(self, deadline: float) -> bool:
+        try:
+            async with asyncio.timeout_at(deadline):
+                while any(member.at_work for member in self._members):
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            return False
+        return True
