@@ -151,6 +151,13 @@ class Processor:
             return park
         if not self._suspects.on_its_last(message):
             return await self._once_or_always(message, delivery)
+        log.warning(
+            "message_runs_alone",
+            message_id=message.id,
+            queue=message.queue,
+            attempt=message.attempt,
+            consequence="nothing else begins in this process until it has ended",
+        )
         async with self._company.alone(delivery, HELD_FOR) as alone:
             if delivery.gone:
                 return None

@@ -102,11 +102,12 @@ def test_the_headers_of_the_readme_are_those_of_a_dead_letter() -> None:
 
 def test_what_happens_when_names_a_test_for_each_row() -> None:
     rows = README.split("<!-- what happens when")[1].split("\n\n")[0].splitlines()[3:]
-    named = [re.findall(r"\]\((tests/[a-z_/]+\.py)\)", row) for row in rows]
+    named = [re.findall(r'\]\((tests/[a-z_/]+\.py) "(test_[a-z_]+)"\)', row) for row in rows]
 
-    assert len(rows) > 10
+    assert len(rows) > 20
     assert all(named), [row for row, tests in zip(rows, named, strict=True) if not tests]
-    assert all((ROOT / path).is_file() for tests in named for path in tests)
+    for path, test in (each for tests in named for each in tests):
+        assert f"async def {test}(" in (ROOT / path).read_text(encoding="utf-8"), f"{path} has no {test}"
 
 
 def test_every_rabbitdlq_command_in_the_readme_exists_with_its_options() -> None:
