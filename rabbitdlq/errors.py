@@ -164,7 +164,9 @@ class Transient(RabbitDLQError):
 class RetryAfter(Transient):
     """Raised by a handler: try again, and wait at least so long. The attempt counts as any other.
 
-    The message waits on the ladder's next rung that is slow enough, or on the slowest one ahead where none is.
+    The message waits on the ladder's next rung that is slow enough, or on the slowest one ahead where none is; also
+    while the breaker is open, and then it spends no attempt. A subclass whose constructor does not call this one, and
+    sets no ``delay``, asks for no wait: it is :class:`Transient`.
     """
 
     def __init__(self, delay: timedelta | str | float, message: str = "") -> None:

@@ -3,17 +3,23 @@
 import hashlib
 import re
 import traceback
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import CodeType
 
 from rabbitdlq.texts import shorten
 
-__all__ = ["Failure", "fingerprint"]
+__all__ = ["Failure", "fingerprint", "inside"]
 
 #: generous for people, small for a frame; the park's byte budget cuts further where it must
 MESSAGE_BYTES = 4_000
 TRACEBACK_BYTES = 12_000
+#: of a group with very many exceptions so many are looked at, and so many different ones named
+LOOKED_INTO, NAMED = 100, 10
+#: whose classes are named without their module
+_OWN_MODULES = {"builtins", "__main__", "rabbitdlq.errors"}
 
 #: what a fingerprint looks at: of the text as it came, and of what is left of it
 _LOOKED_AT, _KEPT = 4_000, 1_000
@@ -80,23 +86,78 @@ class Failure:
     fingerprint: str = ""
 
     @classmethod
-    def of(cls, error: BaseException | str) -> "Failure":
-        """From an exception, or from a text where there is none."""
+    def of(cls, error: BaseException | str, told: BaseException | None = None) -> "Failure":
+        """From an exception, or from a text where there is none.
+
+        Of a group with a single exception in it that one is told, with the group's traceback, which has both; a group
+        with several names them. ``told`` says otherwise: the group itself, or what of it is told.
+        """
         if isinstance(error, str):
             return cls("Error", shorten(error, MESSAGE_BYTES), None, fingerprint("Error", error))
-        name = type(error).__qualname__
-        if type(error).__module__ not in {"builtins", "__main__", "rabbitdlq.errors"}:
-            name = f"{type(error).__module__}.{name}"
-        try:
-            message = str(error)
-        except BaseException as broken:  # a SystemExit out of here would end the consumer
-            message = f"(its text failed: {type(broken).__name__})"
-        return cls(
-            type=name,
-            message=shorten(message, MESSAGE_BYTES),
-            traceback=_traceback(error),
-            fingerprint=fingerprint(name, message, _where(error)),
-        )
+        if told is None:
+            alone = inside(error)
+            told = alone[0] if len(alone) == 1 else error
+        name, message = _name(told), _text(told)
+        if isinstance(told, BaseExceptionGroup):
+            errors = inside(told)
+            message, mark = f"{message}: {_all_texts(errors)}", _common_fingerprint(name, errors)
+        else:
+            mark = fingerprint(name, message, _where(told))
+        return cls(name, shorten(message, MESSAGE_BYTES), _traceback(error), mark)
+
+
+def inside(error: BaseException, whole: Callable[[BaseException], bool] | None = None) -> list[BaseException]:
+    """The exceptions of a group and of the groups in it, each once; of what is no group, itself.
+
+    ``whole`` says of a group whether it stands for itself.
+    """
+    if not isinstance(error, BaseExceptionGroup):
+        return [error]
+    found: dict[int, BaseException] = {}
+    seen: set[int] = set()
+    ahead: list[BaseException] = [error]
+    while ahead:
+        each = ahead.pop()
+        if not isinstance(each, BaseExceptionGroup) or (whole is not None and whole(each)):
+            found[id(each)] = each
+        elif id(each) not in seen:
+            seen.add(id(each))
+            ahead.extend(reversed(each.exceptions))
+    return list(found.values())
+
+
+def _name(error: BaseException) -> str:
+    kind = type(error)
+    return kind.__qualname__ if kind.__module__ in _OWN_MODULES else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException as broken:  # a SystemExit out of here would end the consumer
+        return f"(its text failed: {type(broken).__name__})"
+
+
+def _all_texts(errors: Sequence[BaseException]) -> str:
+    """What is in a group, in its order: the first is often the cause of the others."""
+    times = Counter(_named(each) for each in errors[:LOOKED_INTO])
+    told = list(times.items())[:NAMED]
+    words = [text if count == 1 else f"{text} ({count} times)" for text, count in told]
+    more = len(errors) - sum(count for _, count in told)
+    return "; ".join([*words, f"and {more} more"] if more else words)
+
+
+def _named(error: BaseException) -> str:
+    text = shorten(_text(error), MESSAGE_BYTES // (NAMED + 1))
+    return f"{_name(error)}: {text}" if text else _name(error)
+
+
+def _common_fingerprint(kind: str, errors: Sequence[BaseException]) -> str:
+    """The bug is what is in a group, however often, and in whatever order it was raised."""
+    marks = {fingerprint(_name(each), _text(each), _where(each)) for each in errors[:LOOKED_INTO]}
+    if len(marks) == 1:
+        return marks.pop()
+    return hashlib.sha256("\n".join([kind, *sorted(marks)]).encode()).hexdigest()[:16]
 
 
 def _where(error: BaseException) -> str:

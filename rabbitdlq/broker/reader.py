@@ -162,7 +162,8 @@ class FrameWriter:
     def _flush(self) -> None:
         if self._joined:
             joined, self._joined, self._joined_bytes = self._joined, [], 0
-            self._writer.write(b"".join(joined))
+            with contextlib.suppress(RuntimeError):  # the library has written the end before its channels know of it
+                self._writer.write(b"".join(joined))
 
     @property
     def waiting_bytes(self) -> int:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from rabbitdlq.consumer.classify import Classifier, Rule
+from rabbitdlq.consumer.classify import Classifier, Rule, asked_wait
 from rabbitdlq.consumer.deadlines import Running
 from rabbitdlq.consumer.threads import ThreadCall, check_called
-from rabbitdlq.errors import AlreadyDone, ConfigurationError, RetryAfter
+from rabbitdlq.errors import AlreadyDone, ConfigurationError
 from rabbitdlq.failure import Failure
 from rabbitdlq.message import Message
 
@@ -159,15 +159,16 @@ class Attempt:
 
     def result_of(self, error: BaseException, started: float) -> Result:
         """What an exception of the handler means; ``started`` by :func:`time.perf_counter`."""
-        if isinstance(error, AlreadyDone):
+        errors = self._classifier.inside(error)
+        if all(isinstance(each, AlreadyDone) for each in errors):
             return Completed(_since(started))
         _cut(error)
         return Failed(
-            Failure.of(error),
+            Failure.of(error, errors[0] if len(errors) == 1 else error),
             self._classifier.rule_of(error),
             datetime.now(UTC),
             _since(started),
-            retry_after=error.delay if isinstance(error, RetryAfter) else None,
+            retry_after=asked_wait(errors),
         )
 
 

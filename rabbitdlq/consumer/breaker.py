@@ -30,6 +30,8 @@ Change = Literal["opened", "closed", "probe failed"]
 STEPS = 10
 #: failing messages of one step that are told apart
 KEPT_IDS = 1_000
+#: windows after which also the last attempts say nothing any more
+OLDEST = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +39,17 @@ class Breaker:
     """When a consumer pauses, and for how long.
 
     What counts as a failure: that the handler, or ``classify``, called the error :class:`Transient` or
-    :class:`External`, and a handler that took too long. A message counts once in a window, so that one that always
-    fails pauses nobody.
+    :class:`External`; a handler that took too long; and of errors that nobody named a :class:`ConnectionError`, a
+    :class:`TimeoutError` or a :class:`socket.gaierror`, also as the cause of another one. A message counts once in a
+    window, so that one that always fails pauses nobody.
+
+    Where attempts are slow or few, a window has less than ``min_attempts``: then the last ``min_attempts`` are looked
+    at, as far as they are not older than ten windows, and a message counts once among them.
     """
 
-    #: the attempts of this time are looked at
+    #: the attempts of this time are looked at, and of slow ones at least the last ``min_attempts``
     window: timedelta
-    #: fewer say nothing
+    #: fewer in ten windows say nothing
     min_attempts: int
     #: it opens when this part of them failed, or more
     share: float
@@ -94,7 +100,7 @@ class BreakerState:
     position: Position
     #: since when it has been closed, or not closed
     since: datetime
-    #: attempts of the window, and how many of them failed; while it is not closed, those that opened it
+    #: the attempts that are looked at, and how many of them failed; while it is not closed, those that opened it
     attempts: int
     failures: int
     #: failed probes since it opened
@@ -107,6 +113,38 @@ class _Step:
     attempts: int = 0
     failures: int = 0
     failed: set[str] = field(default_factory=set)
+
+
+class _Last:
+    """The last attempts, so many at most, and not older than that; each failing message once."""
+
+    def __init__(self, most: int, seconds: float) -> None:
+        self._most = most
+        self._seconds = seconds
+        #: when each ended, and the message where it failed
+        self._ended: deque[tuple[float, str | None]] = deque()
+        self._failed: set[str] = set()
+
+    def add(self, now: float, failed: str | None) -> None:
+        """One more has ended."""
+        if failed is not None:
+            if failed in self._failed:
+                return
+            self._failed.add(failed)
+        self._ended.append((now, failed))
+        if len(self._ended) > self._most:
+            self._forget()
+
+    def totals(self, now: float) -> tuple[int, int]:
+        """How many there are, and how many of them failed."""
+        while self._ended and now - self._ended[0][0] > self._seconds:
+            self._forget()
+        return len(self._ended), len(self._failed)
+
+    def _forget(self) -> None:
+        _, failed = self._ended.popleft()
+        if failed is not None:
+            self._failed.discard(failed)
 
 
 class Circuit:
@@ -126,6 +164,7 @@ class Circuit:
         self._step = options.window.total_seconds() / STEPS
         self._steps: deque[_Step] = deque([_Step()], maxlen=STEPS)
         self._step_ends = clock() + self._step
+        self._last = self._none_yet()
         self._since = datetime.now(UTC)
         self._opened_at = self._closed_at = float("-inf")
         self._counted = (0, 0)
@@ -139,8 +178,9 @@ class Circuit:
     def state(self) -> BreakerState:
         """How it stands now."""
         if self.position == "closed":
-            self._move_on(self._clock())
-            return BreakerState("closed", self._since, *self._totals())
+            now = self._clock()
+            self._move_on(now)
+            return BreakerState("closed", self._since, *self._totals(now))
         at = None
         if self.position == "open":
             at = datetime.now(UTC) + timedelta(seconds=self.next_probe_in)
@@ -197,6 +237,7 @@ class Circuit:
         step = self._steps[-1]
         if not failed:
             step.attempts += 1
+            self._last.add(now, None)
             return None
         if any(message_id in each.failed for each in self._steps):
             return None
@@ -204,7 +245,8 @@ class Circuit:
             step.failed.add(message_id)
         step.attempts += 1
         step.failures += 1
-        attempts, failures = self._totals()
+        self._last.add(now, message_id)
+        attempts, failures = self._totals(now)
         if attempts < self.options.min_attempts or failures < self.options.share * attempts:
             return None
         self._counted, self.failed_probes, self._opened_at = (attempts, failures), 0, now
@@ -223,6 +265,7 @@ class Circuit:
         self.position, self._since, self._closed_at = "closed", datetime.now(UTC), self._clock()
         self._steps = deque([_Step()], maxlen=STEPS)
         self._step_ends = self._closed_at + self._step
+        self._last = self._none_yet()
         return "closed"
 
     def _open(self, pause: float) -> None:
@@ -230,8 +273,15 @@ class Circuit:
         self._pause = min(pause, self.options.longest_pause.total_seconds())
         self._next_probe = self._clock() + self._pause * self._jitter()
 
-    def _totals(self) -> tuple[int, int]:
-        return sum(step.attempts for step in self._steps), sum(step.failures for step in self._steps)
+    def _totals(self, now: float) -> tuple[int, int]:
+        """Of the window; of the last ones where it has fewer than are wanted."""
+        attempts = sum(step.attempts for step in self._steps)
+        if attempts < self.options.min_attempts:
+            return self._last.totals(now)
+        return attempts, sum(step.failures for step in self._steps)
+
+    def _none_yet(self) -> _Last:
+        return _Last(self.options.min_attempts, OLDEST * self.options.window.total_seconds())
 
     def _move_on(self, now: float) -> None:
         passed = int((now - self._step_ends) // self._step) + 1 if now >= self._step_ends else 0

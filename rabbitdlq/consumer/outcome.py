@@ -1,7 +1,7 @@
 """What becomes of a delivery: the decision, without any I/O."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import assert_never
 
@@ -70,6 +70,8 @@ class Park:
     duration_ms: float
     #: attempts that failures of its class have, where those are fewer than the ladder's
     max_attempts: int | None = None
+    #: where it has the wait that the handler asked for, if it is postponed after all
+    rung: Rung | None = field(default=None, compare=False)
     name = "parked"
 
 
@@ -84,12 +86,14 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Postponed:
-    """Into the first rung, with no attempt spent: it could not be done now, and that is not its fault."""
+    """Into a rung, with no attempt spent: it could not be done now, and that is not its fault."""
 
     why: str
     duration_ms: float
     #: what the handler met, if it ran
     failure: Failure | None = None
+    #: the one that waits as long as the handler asked for; the first one where it said nothing
+    rung: Rung | None = None
     name = "postponed"
 
 
@@ -126,12 +130,12 @@ def _failed(topology: Topology, message: Message, failed: Failed) -> Outcome:
     if rule.kind is Permanent:
         return Park(failure, at, names.PERMANENT, duration_ms)
     fewer = rule.max_attempts if (rule.max_attempts or topology.max_attempts) < topology.max_attempts else None
+    asked = failed.retry_after
+    # at its last attempt there is none ahead: postponed, it may wait in any
+    slow = None if asked is None else _slow_enough(topology.rungs[message.attempt - 1 :] or topology.rungs, asked)
     if message.attempt >= (fewer or topology.max_attempts):
-        return Park(failure, at, failed.reason or names.EXHAUSTED, duration_ms, fewer)
-    if failed.retry_after is None:
-        return Retry(failure, at, topology.rungs[message.attempt - 1], duration_ms)
-    rung = _slow_enough(topology.rungs[message.attempt - 1 :], failed.retry_after)
-    return Retry(failure, at, rung, duration_ms, failed.retry_after)
+        return Park(failure, at, failed.reason or names.EXHAUSTED, duration_ms, fewer, slow)
+    return Retry(failure, at, slow or topology.rungs[message.attempt - 1], duration_ms, asked)
 
 
 def _slow_enough(ahead: Sequence[Rung], delay: timedelta) -> Rung:

@@ -12,13 +12,14 @@ from rabbitdlq.broker import Delivery
 from rabbitdlq.consumer.attempt import Completed, Failed, Result
 from rabbitdlq.consumer.breaker import Breaker, Circuit
 from rabbitdlq.consumer.gate import Gate
-from rabbitdlq.consumer.outcome import Outcome, Park, Postponed
+from rabbitdlq.consumer.outcome import Outcome, Park, Postponed, Retry
 from rabbitdlq.consumer.session import Session
 from rabbitdlq.consumer.workers import Workers
 from rabbitdlq.errors import BrokerError, External, Transient
 from rabbitdlq.failure import Failure
 from rabbitdlq.message import Message
 from rabbitdlq.texts import shorten
+from rabbitdlq.topology import Rung
 
 __all__ = ["Pausing"]
 
@@ -77,7 +78,7 @@ class Pausing:
         if change is not None:
             self._wake()
         if isinstance(result, Failed) and failed and (not closed or (change == "opened" and isinstance(outcome, Park))):
-            return Postponed(WHY, result.duration_ms, result.failure)
+            return Postponed(WHY, result.duration_ms, result.failure, _asked(outcome))
         return outcome
 
     def _counts(self, failed: Failed) -> bool:
@@ -151,3 +152,10 @@ class Pausing:
                     return
         self.circuit.probe()
         log.info("breaker_probing", queue=self._queue, open_for_s=round(self.circuit.open_for, 1))
+
+
+def _asked(outcome: Outcome) -> Rung | None:
+    """Where it waits as long as the handler asked for; None where that said nothing."""
+    if isinstance(outcome, Retry):
+        return None if outcome.asked is None else outcome.rung
+    return outcome.rung if isinstance(outcome, Park) else None

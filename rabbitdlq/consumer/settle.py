@@ -119,10 +119,12 @@ class Settler:
         return settlement
 
     def _nack_leads_to(self, delivery: Delivery, message: Message, outcome: Retry) -> bool:
-        """Whether the broker itself would bring it to the rung that it shall wait in.
+        """Whether the broker itself would bring it to the rung that it shall wait in, and nothing with it that harms.
 
         It goes by the rung that the message left last, which on a way by publishes is not the number of its failures.
         """
+        if self.suspicions.would_travel(delivery):
+            return False
         if outcome.asked is None and names.FAILURES not in message.properties.table:
             return True
         if delivery.exchange != self._topology.return_exchange:
@@ -134,7 +136,7 @@ class Settler:
             return _too_late(message)
         if outcome.failure is not None:
             await self._writer.append(journal.postponed(message, outcome.failure, outcome.why, self._worker))
-        rung = self._topology.rungs[0]
+        rung = outcome.rung or self._topology.rungs[0]
         properties = ladder_properties(message, message.attempt - 1, suspect=self.suspicions.mark(delivery))
         settlement = await self.rungs.put_or_keep(delivery, message, rung, properties)
         if settlement == "done":

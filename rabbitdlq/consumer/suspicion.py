@@ -31,12 +31,13 @@ class Suspicions:
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
-        self._travels = self._tells_crashes = False
+        self._travels = self._tells_crashes = self._counts_travel = False
 
     def heed(self, version: Version) -> None:
         """The broker is of this version."""
         # 4.0 to 4.2 carry the delivery count through the ladder, and call every returned message redelivered
         self._travels = (4, 0) <= version < (4, 3)
+        self._counts_travel = version >= (4, 0) and self._topology.queue_type == "quorum"
         # from 4.3 on a quorum queue counts crashes apart from what was given back
         self._tells_crashes = version >= (4, 3) and self._topology.queue_type == "quorum"
 
@@ -53,6 +54,10 @@ class Suspicions:
             if words is not None:
                 return Suspicion(int(words[1]) + here, read_time(words[2]))
         return Suspicion(here)
+
+    def would_travel(self, delivery: Delivery) -> bool:
+        """Whether a nack would carry its crashes up the ladder, where they look like new ones (4.0.5 and 4.3.6)."""
+        return self._counts_travel and self._crashes_here(delivery) > 0
 
     def delivered_before(self, delivery: Delivery) -> bool:
         """Whether an earlier delivery of this very attempt may have ended in a crash, maybe with its park confirmed.

@@ -1,9 +1,12 @@
 """Kinds of failures on a real broker: parked at once, tried fewer times, dropped, of another type."""
 
+import asyncio
+from typing import Any
+
 import pytest
 from pydantic import BaseModel
 
-from rabbitdlq import Drop, External, Message, Permanent, Rule, Transient, handler, names
+from rabbitdlq import Drop, External, Message, Permanent, RetryAfter, Rule, Transient, handler, names
 from tests.broker.kit import Bench
 from tests.broker.operator_kit import events_of
 
@@ -100,3 +103,56 @@ async def test_a_payload_of_another_type_is_parked_at_once_with_its_fields_named
         "not a valid Order: id: Input should be a valid integer, unable to parse string as an integer (it is 'x'); "
         "total: Field required"
     )
+
+
+async def grouped(message: Message) -> None:
+    """At the top of the module, where another process finds it."""
+    async with asyncio.TaskGroup() as tasks:
+        for kind in message.payload:
+            tasks.create_task(_fails(kind))
+
+
+async def _fails(kind: str) -> None:
+    errors: dict[str, Exception] = {
+        "permanent": Permanent("no such customer"),
+        "drop": Drop("the customer is gone"),
+        "external": External("503"),
+        "later": RetryAfter(0.1, "429"),
+        "value": ValueError("no order 17"),
+        "key": KeyError("address"),
+    }
+    raise errors[kind]
+
+
+@QUORUM
+@pytest.mark.parametrize("isolation", ["async", "thread", "process"])
+async def test_what_the_tasks_of_a_group_raise_is_what_they_say(bench: Bench, isolation: Any) -> None:
+    """Each was tried again to its end, and its letter said 'unhandled errors in a TaskGroup (1 sub-exception)'."""
+    topology = await bench.declared(["50ms", "100ms"])
+    payloads = [["permanent"], ["value"], ["drop"], ["key"], ["permanent", "key"], ["permanent", "drop"], ["later"]]
+    await bench.send(topology, *payloads)
+
+    consumer = await bench.drain(topology, grouped, isolation=isolation, classify={ValueError: Permanent}, breaker=None)
+
+    assert (consumer.summary.dropped, consumer.summary.parked) == (1, 6)
+    async with bench.dlq(topology) as dlq:
+        letters = {" ".join(letter.payload): letter for letter in await dlq.peek_all()}
+    told = {
+        name: (letter.reason, letter.attempts, letter.error.type, letter.error.message)
+        for name, letter in letters.items()
+        if letter.error is not None
+    }
+    two = "unhandled errors in a TaskGroup (2 sub-exceptions): Permanent: no such customer; "
+    assert told == {
+        "permanent": (names.PERMANENT, 1, "Permanent", "no such customer"),
+        "value": (names.PERMANENT, 1, "ValueError", "no order 17"),
+        "key": (names.EXHAUSTED, 3, "KeyError", "'address'"),
+        "permanent key": (names.EXHAUSTED, 3, "ExceptionGroup", two + "KeyError: 'address'"),
+        "permanent drop": (names.PERMANENT, 1, "ExceptionGroup", two + "Drop: the customer is gone"),
+        "later": (names.EXHAUSTED, 3, "RetryAfter", "429"),
+    }
+    error = letters["key"].error
+    assert error is not None
+    assert error.traceback is not None
+    assert ", in grouped\n" in error.traceback
+    assert ", in _fails\n" in error.traceback

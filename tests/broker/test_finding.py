@@ -47,7 +47,7 @@ async def parked(bench: Bench, **counts: int) -> Topology:
     """Letters of the bugs, parked by a consumer."""
     topology = await bench.declared(["20ms", "30ms"])
     await bench.send(topology, *orders(**counts), headers={"tenant": "acme"})
-    await bench.drain(topology, handle)
+    await bench.drain(topology, handle, breaker=None)
     return topology
 
 

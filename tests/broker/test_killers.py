@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections import Counter
 from dataclasses import asdict
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -235,6 +235,28 @@ async def test_a_message_that_failed_and_came_back_from_a_rung_is_no_suspect(ben
     await bench.send(topology, *range(3))
     await bench.drain(topology, handler)
     assert names.STARTED not in {event.event for event in await journal_of(bench, topology)}
+
+
+async def test_what_a_crash_brought_back_is_suspect_in_that_attempt_only_and_no_copy(
+    bench: Bench,
+) -> None:
+    """From 4.0 on a nack carries the queue's count of crashes up the ladder; equal messages were taken for copies."""
+    topology = await bench.declared(["50ms", "60ms", "70ms"])
+    for _ in range(2):
+        await bench.send(topology, "x", message_id="m", timestamp=datetime(2026, 1, 1, tzinfo=UTC))
+    await give_back(bench, topology, 2)
+
+    async def failing(_: Message) -> None:
+        raise ValueError("no crash")
+
+    await bench.drain(topology, failing)
+    started = [event.attempt for event in await journal_of(bench, topology) if event.event == names.STARTED]
+    assert started == [1, 1]
+    async with bench.dlq(topology) as dlq:
+        letters = await dlq.peek_all()
+        assert [(letter.id, letter.attempts, letter.repeated) for letter in letters] == [("m", 4, False)] * 2
+        assert (await dlq.replay_all()).done == 2
+    await rests(bench, topology.name, 2)
 
 
 async def test_on_the_ladder_each_attempt_counts_its_own_crashes(bench: Bench) -> None:

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from rabbitdlq import Message, RetryAfter, Topology, names
+from rabbitdlq import Breaker, Message, RetryAfter, Topology, names
 from rabbitdlq.broker import Outgoing
 from rabbitdlq.wire import Headers, Properties
 from tests.broker.kit import Bench, until
@@ -98,10 +98,17 @@ async def test_nothing_that_would_harm_it_in_a_rung_goes_with_it(bench: Bench) -
 
 async def test_a_letter_that_the_broker_parks_bare_after_such_a_wait_tells_its_attempts(bench: Bench) -> None:
     topology = await bench.declared(["100ms", "200ms"])
-    handler = Scripted(RetryAfter(0.15))
+    attempts = 0
+
+    async def handler(_: Message) -> None:
+        nonlocal attempts
+        attempts += 1
+        consumer.stop()  # by whoever waits for the attempt it would be stopped too late
+        raise RetryAfter(0.15)
+
     await bench.send(topology, {"n": 1}, message_id="m")
-    async with bench.running(topology, handler):
-        await until(lambda: handler.runs, "the first attempt")
+    async with bench.running(topology, handler) as consumer:
+        await until(lambda: attempts, "the first attempt")
     await until(lambda: _waits(bench, topology), "back in the work queue")
     channel = await bench.raw.channel()
     got = await channel.basic_get(topology.name)
@@ -113,6 +120,54 @@ async def test_a_letter_that_the_broker_parks_bare_after_such_a_wait_tells_its_a
         (letter,) = await dlq.peek_all()
     assert letter.bare
     assert letter.attempts == 2
+
+
+async def test_the_wait_is_kept_too_while_the_breaker_pauses_and_no_attempt_is_spent(bench: Bench) -> None:
+    """Every failure after the breaker had opened went to the first rung: asked for 6 s, it was back after 0.3 s."""
+    topology = await bench.declared(["50ms", "1500ms"])
+    runs: dict[int, list[tuple[int, float]]] = {}
+    busy = True
+
+    async def handler(message: Message) -> None:
+        runs.setdefault(message.payload, []).append((message.attempt, time.monotonic()))
+        if busy:
+            raise RetryAfter(1, "429")
+
+    def back() -> bool:
+        """Whether one has run twice with the same number."""
+        return any(len(of) > 1 and of[0][0] == of[1][0] for of in runs.values())
+
+    await bench.send(topology, *range(8))
+    breaker = Breaker(min_attempts=4, first_pause="200ms", longest_pause="200ms")
+    async with bench.running(topology, handler, concurrency=4, breaker=breaker) as consumer:
+        await until(back, "one that was postponed is back")
+        busy = False
+        await until(lambda: consumer.summary.succeeded == 8, "all are done")
+    assert consumer.summary.postponed
+    for of in runs.values():
+        assert all(after - before >= 1.5 for (_, before), (_, after) in itertools.pairwise(of)), of
+    assert consumer.summary.parked == 0
+    assert await all_empty(bench, topology)
+
+
+class Busy(RetryAfter):
+    """One with a constructor of its own, which does not call ours."""
+
+    def __init__(self, seconds: int) -> None:
+        self.seconds = seconds
+
+
+async def test_one_that_does_not_say_how_long_is_a_failure_like_any_other(bench: Bench) -> None:
+    """Its attempts ended without an outcome, and the broker parked it without its story."""
+    topology = await bench.declared(["50ms", "60ms"])
+    handler = Scripted(Busy(1), Busy(2), Busy(3))
+    await bench.send(topology, {"n": 1})
+    consumer = await bench.drain(topology, handler)
+
+    assert (handler.attempts, consumer.summary.retried, consumer.summary.parked) == ([1, 2, 3], 2, 1)
+    async with bench.dlq(topology) as dlq:
+        (letter,) = await dlq.peek_all()
+    assert (letter.reason, letter.bare) == ("exhausted", False)
 
 
 async def _waits(bench: Bench, topology: Topology) -> bool:

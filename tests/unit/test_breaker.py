@@ -4,14 +4,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rabbitdlq import names
 from rabbitdlq.consumer.attempt import Failed
 from rabbitdlq.consumer.breaker import KEPT_IDS, Breaker, Change, Circuit
 from rabbitdlq.consumer.classify import Kind, Rule
-from rabbitdlq.consumer.outcome import decide
+from rabbitdlq.consumer.outcome import Postponed, decide
 from rabbitdlq.consumer.pausing import Pausing
 from rabbitdlq.deaths import Arrival
 from rabbitdlq.errors import ConfigurationError, Permanent, Transient
@@ -19,6 +19,7 @@ from rabbitdlq.failure import Failure
 from rabbitdlq.message import message_of
 from rabbitdlq.topology import Topology
 from rabbitdlq.wire import Properties
+from tests.unit.strategies import quick
 
 
 class Clock:
@@ -76,7 +77,7 @@ def test_what_is_older_than_the_window_does_not_count() -> None:
     bench = Bench()
     for _ in range(4):
         assert bench.attempt(failed=True) is None
-    bench.clock.now += 31
+    bench.clock.now += 301
     for _ in range(4):
         assert bench.attempt(failed=True) is None
     assert (bench.circuit.state.attempts, bench.circuit.state.failures) == (4, 4)
@@ -89,9 +90,61 @@ def test_successes_leave_the_window_too() -> None:
     for _ in range(1_000):
         bench.attempt(failed=False)
     bench.clock.now += 31
+    assert [bench.attempt(failed=True) for _ in range(3)] == [None, None, "opened"]
+    assert (bench.circuit.state.attempts, bench.circuit.state.failures) == (5, 3), "of the last five, three"
+
+
+@pytest.mark.parametrize("takes", [8, 31, 60])
+def test_failures_that_are_so_slow_that_a_window_has_few_open_it_too(takes: float) -> None:
+    """With 8 s for each it never had the five of a window, and every message was parked."""
+    bench = Bench()
+    changes = []
+    for _ in range(5):
+        bench.clock.now += takes
+        changes.append(bench.attempt(failed=True))
+    assert changes == [None, None, None, None, "opened"]
+    assert (bench.circuit.state.attempts, bench.circuit.state.failures) == (5, 5)
+
+
+def test_those_that_are_older_than_ten_windows_do_not() -> None:
+    bench = Bench()
+    for _ in range(20):
+        bench.clock.now += 76  # the fifth last is 304 s old
+        assert bench.attempt(failed=True) is None
+    assert (bench.circuit.state.attempts, bench.circuit.state.failures) == (4, 4)
+
+
+def test_among_the_last_ones_a_message_counts_once_and_half_have_to_fail() -> None:
+    bench = Bench()
+    for number in range(20):
+        bench.clock.now += 31
+        assert bench.attempt(failed=True, message="poison") is None
+        assert bench.circuit.state.failures == 1
+        assert bench.circuit.state.attempts == 1 + min(4, number // 2)
+        if number % 2:
+            assert bench.attempt(failed=False) is None
+    for _ in range(3):
+        bench.clock.now += 31
+        assert bench.attempt(failed=False) is None
+        assert bench.attempt(failed=True, message="poison") is None
+
+
+def test_what_failed_before_an_outage_is_not_counted_again_after_it() -> None:
+    bench = Bench()
+    bench.open()
+    bench.probe(failed=False)
+    assert bench.circuit.state.attempts == 0
     for _ in range(4):
-        bench.attempt(failed=True)
-    assert bench.attempt(failed=True) == "opened"
+        assert bench.attempt(failed=True) is None
+
+
+def test_the_last_attempts_that_are_kept_are_bounded() -> None:
+    bench = Bench(Breaker(min_attempts=50))
+    for number in range(1_000):
+        bench.attempt(failed=number % 3 == 0)
+    last = bench.circuit._last
+    assert len(last._ended) == 50
+    assert last._failed == {failed for _, failed in last._ended if failed is not None}
 
 
 def test_a_message_counts_once_in_a_window() -> None:
@@ -203,9 +256,13 @@ def test_options_that_make_no_sense_are_told(options: dict[str, object], reason:
 _STEPS = st.tuples(st.sampled_from(["fails", "succeeds", "repeats"]), st.floats(0, 40))
 
 
+@settings(quick, max_examples=100)
 @given(st.lists(_STEPS, max_size=80))
 def test_it_is_open_only_after_enough_failed_within_a_window(steps: list[tuple[str, float]]) -> None:
-    """Against a model that keeps every attempt; the window's steps make it at most a tenth shorter."""
+    """Against a model that keeps every attempt; the window's steps make it at most a tenth shorter.
+
+    Where there are fewer than five, the last five are asked, as far as they are not older than ten windows.
+    """
     bench = Bench()
     seen: list[tuple[float, bool]] = []
     failed_ids: dict[str, float] = {}
@@ -217,16 +274,28 @@ def test_it_is_open_only_after_enough_failed_within_a_window(steps: list[tuple[s
         seen.append((now, what != "succeeds"))
         if what != "succeeds":
             failed_ids.setdefault(message, now)
-        window = [failed for at, failed in seen if now - at <= 30]
+        lately = [failed for at, failed in seen if now - at <= 300]
         if change == "opened":
-            assert len(window) >= 5
-            assert sum(window) >= 3
+            assert len(lately) >= 5
+            assert sum(lately) >= 3
             assert what != "succeeds"
             assert len(failed_ids) >= 3
+        if "repeats" in [step for step, _ in steps]:
+            if change == "opened":
+                return
+            continue
+        windows = [[failed for at, failed in seen if now - at <= length / 4] for length in range(4 * 26, 4 * 30 + 1)]
+        last = lately[-5:]
+        if change == "opened":
+            assert any(enough(each) for each in windows) or (len(windows[0]) < 5 and enough(last))
             return
-        recent = [failed for at, failed in seen if now - at < 26]
-        if what == "fails" and "repeats" not in [step for step, _ in steps]:
-            assert len(recent) < 5 or sum(recent) < 0.5 * len(window)
+        if what == "fails":
+            assert not all(enough(each) for each in windows)
+            assert not (len(windows[-1]) < 5 and enough(last))
+
+
+def enough(attempts: list[bool]) -> bool:
+    return len(attempts) >= 5 and sum(attempts) >= 0.5 * len(attempts)
 
 
 @pytest.mark.parametrize(
@@ -249,6 +318,40 @@ def test_what_was_raised_while_a_probe_cleaned_up_after_its_timeout_counts_as_wh
     outcome = pausing.judge(delivery, message, late, decide(orders, message, late))
     assert outcome.name == name
     assert circuit.position == ("open" if change == "probe failed" else "closed")
+
+
+@pytest.mark.parametrize(
+    ("ladder", "attempt", "asked", "rung"),
+    [
+        (["1s", "10s", "60s"], 1, None, 0),
+        (["1s", "10s", "60s"], 1, 6, 1),
+        (["1s", "10s", "60s"], 1, 0.5, 0),
+        (["1s", "10s", "60s"], 1, 3600, 2),
+        (["60s", "1s", "10s"], 2, 3600, 2),  # of those ahead, as for a retry
+        (["1s", "60s", "10s"], 4, 6, 1),  # at the last attempt none is: the first of all that is slow enough
+        (["1s", "60s", "10s"], 4, 3600, 1),
+        (["1s", "60s", "10s"], 4, None, 0),
+    ],
+)
+@pytest.mark.parametrize("position", ["opens it", "open"])
+def test_a_message_that_is_postponed_waits_as_long_as_its_handler_asked_for(
+    ladder: list[str], attempt: int, asked: float | None, rung: int, position: str
+) -> None:
+    """It went to the first rung whatever the provider had said, and was there again long before its time."""
+    pausing = Pausing("orders", Breaker(min_attempts=1), 10, lambda: None)
+    pausing.govern(cast(Any, Stub()), cast(Any, Stub()))
+    orders = Topology("orders", ladder)
+    if position == "open":
+        pausing.circuit.ended(object(), "another", failed=True)
+    elif attempt < orders.max_attempts:
+        return  # the one that opens it is retried as ever
+    way = Arrival(attempt - 1, attempt - 1, "", "orders")
+    message = message_of(orders, b"{}", Properties(message_id="17"), way, failures=attempt - 1)
+    delay = None if asked is None else timedelta(seconds=asked)
+    busy = Failed(Failure("RetryAfter", "429"), Rule(Transient), datetime.now(UTC), 5.0, retry_after=delay)
+    outcome = pausing.judge(cast(Any, object()), message, busy, decide(orders, message, busy))
+    assert isinstance(outcome, Postponed)
+    assert (outcome.rung or orders.rungs[0]) == orders.rungs[rung]
 
 
 class Stub:

@@ -2,17 +2,23 @@
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from pydantic import BaseModel, field_validator
+from pydantic import BaseModel, TypeAdapter, field_validator
+from pydantic.errors import PydanticUserError
 
-from rabbitdlq.consumer.classify import Classes, Classifier, Rule
+from rabbitdlq.consumer.classify import Classes, Classifier, Rule, asked_wait
 from rabbitdlq.consumer.handling import HandlerOptions, handler, options_of
 from rabbitdlq.consumer.payload import InvalidPayload, PayloadReader
-from rabbitdlq.errors import ConfigurationError, Drop, External, Permanent, Transient
+from rabbitdlq.errors import ConfigurationError, Drop, External, Permanent, RetryAfter, Transient
 from rabbitdlq.message import Message, Undecodable
 from rabbitdlq.wire import Properties
+
+if TYPE_CHECKING:
+    from decimal import Decimal
 
 
 class Declined(Permanent):
@@ -83,6 +89,91 @@ class TestClassifier:
             assert classifier.rule_of(type(f"Made{number}", (OSError,), {})()) == Rule(External)
         assert len(classifier._known) == 1_000
 
+    @pytest.mark.parametrize("kind", [Permanent, Drop])
+    def test_what_is_never_tried_again_has_no_number_of_attempts(self, kind: Any) -> None:
+        """It was taken, and said nothing: with 3 the first failure parked it all the same."""
+        with pytest.raises(ConfigurationError, match=f"max_attempts 3 with {kind.__name__}, which is never tried"):
+            Rule(kind, 3)
+
+
+def group(*errors: Exception) -> ExceptionGroup[Exception]:
+    """As a task group raises it."""
+    return ExceptionGroup("unhandled errors in a TaskGroup", errors)
+
+
+class Several(ExceptionGroup[Exception]):
+    """A group of the user's own."""
+
+
+class Hopeless(ExceptionGroup[Exception], Permanent):
+    """And one that says what it is."""
+
+
+class TestGroups:
+    """All of them were transient, whatever was in them: nothing that a task raised was ever what it said."""
+
+    @pytest.mark.parametrize(
+        ("error", "rule", "known"),
+        [
+            (group(Permanent("x")), Rule(Permanent), True),
+            (group(group(group(Drop("x")))), Rule(Drop), True),
+            (group(External("x")), Rule(External), True),
+            (group(ConnectionResetError("mapped")), Rule(Transient, 2), True),
+            (group(IndexError("mapped by its base")), Rule(Permanent), True),
+            (group(ValueError("nobody said")), Rule(Transient), False),
+            (BaseExceptionGroup("x", [SystemExit(3), Permanent("x")]), Rule(Transient), False),
+            (group(Permanent("x"), ValueError("y")), Rule(Transient), False),
+            (group(Drop("x"), External("y"), Permanent("z")), Rule(External), True),
+            (group(ConnectionError("mapped"), ValueError("y")), Rule(Transient), True),
+            (group(ConnectionError("1"), group(ConnectionResetError("2"))), Rule(Transient, 2), True),
+            (group(Drop("x"), Permanent("y")), Rule(Permanent), True),
+            (group(Drop("x"), group(KeyError("y"))), Rule(Drop), True),
+            (Several("mine", [Drop("x")]), Rule(Drop), True),
+            (Hopeless("mine", [ValueError("x")]), Rule(Permanent), True),
+            (group(Hopeless("mine", [ValueError("x")])), Rule(Permanent), True),
+        ],
+        ids=repr,
+    )
+    def test_a_group_is_what_is_in_it_and_of_several_what_loses_least(
+        self, error: BaseException, rule: Rule, known: bool
+    ) -> None:
+        found = Classifier(CLASSES).rule_of(error)
+
+        assert (found, found.known) == (rule, known)
+
+    @pytest.mark.parametrize("mapped", [ExceptionGroup, BaseExceptionGroup, Several])
+    def test_a_group_that_is_mapped_is_not_looked_into(self, mapped: type[BaseException]) -> None:
+        classifier = Classifier({mapped: Rule(External, 2), Exception: Permanent})
+        error = Several("mine", [Drop("x")])
+
+        assert classifier.rule_of(error) == Rule(External, 2)
+        assert classifier.inside(error) == [error]
+        assert classifier.rule_of(group(error, Drop("y"))) == Rule(External, 2)
+
+    def test_what_every_exception_is_says_nothing_of_groups(self) -> None:
+        classifier = Classifier({Exception: Permanent, BaseException: Permanent})
+
+        assert classifier.rule_of(group(Drop("x"))) == Rule(Drop)
+        assert classifier.rule_of(group(ValueError("x"))) == Rule(Permanent)
+
+    def test_the_longest_of_the_waits_that_were_asked_for_counts(self) -> None:
+        inside = Classifier().inside(group(RetryAfter(5), group(RetryAfter("1m"), ValueError("x")), RetryAfter(7)))
+
+        assert asked_wait(inside) == timedelta(minutes=1)
+        assert asked_wait([ValueError("x")]) is None
+
+    @pytest.mark.parametrize("delay", [None, 5, "5s"])
+    def test_one_that_does_not_say_how_long_in_our_words_asks_for_nothing(self, delay: Any) -> None:
+        """It has a constructor of its own that does not call ours: the message was parked without its story."""
+
+        class Busy(RetryAfter):
+            def __init__(self) -> None:
+                if delay is not None:
+                    self.delay = delay
+
+        assert asked_wait([Busy()]) is None
+        assert Classifier().rule_of(Busy()).known
+
 
 class Customer(BaseModel):
     """Nested in an order."""
@@ -100,6 +191,37 @@ class Order(BaseModel):
     @classmethod
     def _broken(cls, total: float) -> float:
         return 1 / total
+
+
+class Priced(BaseModel):
+    """What it names is there for type checkers only."""
+
+    price: "Decimal"
+
+
+@dataclass
+class Basket:
+    """What it holds is defined later."""
+
+    lines: "list[Line]"
+
+
+class Line(BaseModel):
+    """One of them."""
+
+    id: int
+
+
+class Careless(BaseModel):
+    """Its validator uses a type that pydantic cannot validate."""
+
+    price: float
+
+    @field_validator("price")
+    @classmethod
+    def _wrong(cls, price: float) -> float:
+        TypeAdapter(Priced).validate_python({"price": price})
+        return price
 
 
 JSON = Properties(content_type="application/json")
@@ -159,6 +281,23 @@ class TestPayloadReader:
         with pytest.raises(ConfigurationError, match=r"payload_type: .* cannot be validated"):
             PayloadReader(kind)
 
+    @pytest.mark.parametrize("kind", [Priced, list[Priced], "Priced"], ids=["model", "list", "text"])
+    def test_so_is_one_that_names_what_is_not_there(self, kind: Any) -> None:
+        """With an import for type checkers only, every message was parked as invalid."""
+        with pytest.raises(
+            ConfigurationError, match=r"^payload_type: .*Priced.* cannot be validated: name '.*' is not"
+        ):
+            PayloadReader(kind)
+
+    def test_what_a_type_names_may_be_defined_after_it(self) -> None:
+        basket = PayloadReader(Basket).read(b'{"lines": [{"id": 1}]}', JSON)
+
+        assert basket == Basket([Line(id=1)])
+
+    def test_a_model_that_is_wrong_itself_is_no_invalid_payload(self) -> None:
+        with pytest.raises(PydanticUserError, match=r"Priced.* is not fully defined"):
+            PayloadReader(Careless).read(b'{"price": 1}', JSON)
+
 
 class TestHandler:
     def test_a_handler_says_of_itself_what_goes_with_it(self) -> None:
@@ -175,5 +314,19 @@ class TestHandler:
             @handler(payload_type=Order)
             def handle(self, message: Message) -> None: ...
 
+            @handler(payload_type=Customer)
+            def __call__(self, message: Message) -> None: ...
+
         assert options_of(Shop().handle).payload_type is Order
+        assert options_of(Shop()).payload_type is Customer
+        assert options_of(partial(Shop())).payload_type is Customer
         assert options_of(print) == HandlerOptions()
+
+    def test_a_partial_is_marked_as_its_function_is(self) -> None:
+        """It ran with none of its options: another payload type, other classes, other times."""
+
+        @handler(payload_type=Order)
+        def handle(database: str, message: Message, *, table: str = "") -> None: ...
+
+        assert options_of(partial(partial(handle, "db"), table="orders")).payload_type is Order
+        assert options_of(handler(payload_type=Customer)(partial(handle, "db"))).payload_type is Customer

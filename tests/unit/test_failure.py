@@ -1,5 +1,6 @@
 """A failed attempt as a value, and the fingerprint: one bug, one fingerprint."""
 
+import asyncio
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rabbitdlq.errors import Permanent
-from rabbitdlq.failure import MESSAGE_BYTES, TRACEBACK_BYTES, Failure, fingerprint
+from rabbitdlq.failure import MESSAGE_BYTES, TRACEBACK_BYTES, Failure, fingerprint, inside
 from tests.unit.strategies import quick
 
 
@@ -121,6 +122,89 @@ class TestFailure:
         monkeypatch.setattr(traceback, "walk_tb", broken)
 
         assert Failure.of(caught(lambda: fail(ValueError("x")))).traceback is None
+
+
+def in_a_task_group(*raising: Callable[[], Any]) -> BaseException:
+    async def task(each: Callable[[], Any]) -> None:
+        each()
+
+    async def together() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for each in raising:
+                tasks.create_task(task(each))
+
+    return caught(lambda: asyncio.run(together()))
+
+
+def ship() -> None:
+    raise KeyError("address")
+
+
+def bill() -> None:
+    raise ValueError("no order 17")
+
+
+class Several(ExceptionGroup[Exception]):
+    """A group of the user's own."""
+
+
+class TestGroups:
+    """A letter said 'unhandled errors in a TaskGroup (1 sub-exception)', and not which."""
+
+    def test_a_group_of_one_is_told_as_that_one_and_its_traceback_has_both(self) -> None:
+        failure, alone = Failure.of(in_a_task_group(ship)), Failure.of(caught(ship))
+
+        assert (failure.type, failure.message) == ("KeyError", "'address'")
+        assert failure.fingerprint == alone.fingerprint
+        assert failure.traceback is not None
+        assert ", in together\n" in failure.traceback
+        assert ", in ship\n" in failure.traceback
+        assert "unhandled errors in a TaskGroup (1 sub-exception)" in failure.traceback
+
+    def test_of_several_each_is_named(self) -> None:
+        failure = Failure.of(in_a_task_group(ship, bill))
+
+        assert failure.type == "ExceptionGroup"
+        assert failure.message == (
+            "unhandled errors in a TaskGroup (2 sub-exceptions): KeyError: 'address'; ValueError: no order 17"
+        )
+        assert failure.traceback is not None
+        assert failure.traceback.count("Traceback") == 3
+
+    def test_their_fingerprint_is_that_of_the_bugs_in_it_in_any_order_and_number(self) -> None:
+        several, others = Failure.of(in_a_task_group(ship, bill)), Failure.of(in_a_task_group(bill, ship, bill, ship))
+        nested = Failure.of(BaseExceptionGroup("x", [in_a_task_group(bill, ship)]))
+
+        assert several.fingerprint == others.fingerprint == nested.fingerprint
+        assert Failure.of(in_a_task_group(bill, bill)).fingerprint == Failure.of(caught(bill)).fingerprint
+        alone = {Failure.of(caught(each)).fingerprint for each in (ship, bill)}
+        assert len(alone | {several.fingerprint}) == 3
+
+    def test_the_class_of_a_group_is_told_where_that_is_asked_for(self) -> None:
+        error = caught(lambda: fail(Several("rows", [KeyError("address")])))
+
+        assert Failure.of(error).type == "KeyError"
+        told = Failure.of(error, error)
+        assert told.type == f"{__name__}.Several"
+        assert told.message == "rows (1 sub-exception): KeyError: 'address'"
+
+    def test_of_very_many_some_are_told(self) -> None:
+        errors: list[Exception] = [ValueError("ä" * 5_000), TimeoutError(), TimeoutError(), Mute()]
+        errors += [ValueError(f"row {number}") for number in range(10_000)]
+        failure = Failure.of(caught(lambda: fail(ExceptionGroup("rows", errors))))
+
+        assert "…[cut]; TimeoutError (2 times); " in failure.message
+        assert "Mute: (its text failed: ValueError); ValueError: row 0; " in failure.message
+        assert failure.message.endswith("; ValueError: row 6; and 9993 more")
+        assert len(failure.message.encode()) <= MESSAGE_BYTES
+
+    def test_what_is_in_a_group_comes_in_its_order_and_once(self) -> None:
+        first, second = ValueError("1"), ValueError("2")
+        nested = ExceptionGroup("x", [first, second])
+
+        assert inside(first) == [first]
+        assert inside(ExceptionGroup("x", [nested, first, nested])) == [first, second]
+        assert inside(ExceptionGroup("x", [nested, first]), lambda group: group is nested) == [nested, first]
 
 
 #: texts as they are seen in logs; each line is one bug

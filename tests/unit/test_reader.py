@@ -4,6 +4,7 @@ import ast
 import asyncio
 import inspect
 import logging
+import socket
 import struct
 import textwrap
 from collections.abc import AsyncIterator
@@ -22,7 +23,7 @@ from pamqp.body import ContentBody
 from pamqp.header import ContentHeader
 
 from rabbitdlq.broker import Connection, Outgoing, Publisher, original_properties
-from rabbitdlq.broker.reader import FrameReader
+from rabbitdlq.broker.reader import FrameReader, FrameWriter
 from rabbitdlq.errors import BrokerError, BrokerUnavailable, PublishRefused, PublishUnconfirmed, Unroutable
 from rabbitdlq.wire import Headers, Properties, WireError
 from tests.unit.fake_broker import FakeBroker, body_frame, header_frame, method_frame
@@ -331,3 +332,20 @@ class TestWithTheLibrary:
         broker.send(method_frame(commands.Channel.Close(404, "NOT_FOUND", 60, 20)))
         assert await asyncio.wait_for(told.get(), 10) == "closed"
         assert channel.is_closed
+
+
+async def test_what_is_joined_when_the_end_was_written_already_goes_nowhere_quietly() -> None:
+    """A connection that is being closed: the library has said goodbye, and the channels do not know of it yet."""
+    ours, theirs = socket.socketpair()
+    errors: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context["exception"]))
+    _, writer = await asyncio.open_connection(sock=ours)
+    frames = FrameWriter(writer)
+    writer.write_eof()
+    frames.join(1, b"x")
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    writer.close()
+    theirs.close()
+    assert not frames.waiting_bytes
+    assert errors == []

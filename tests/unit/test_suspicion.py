@@ -48,6 +48,17 @@ def test_a_quorum_queue_counts(version: Version, headers: dict[str, Any], count:
     assert crashes(version, headers, redelivered=False) == 0
 
 
+@pytest.mark.parametrize("version", [TRAVELS, TELLS])
+def test_from_4_0_on_a_nack_would_carry_the_crashes_of_a_quorum_queue_up_the_ladder(
+    version: Version,
+) -> None:
+    crashed = Recorded().delivery(Properties(headers=Headers({"x-delivery-count": 1})), redelivered=True)
+    assert suspicions(version).would_travel(crashed)
+    assert not suspicions(version, "classic").would_travel(crashed)
+    assert not suspicions(OLD).would_travel(crashed)
+    assert not suspicions(version).would_travel(Recorded().delivery(Properties(), redelivered=False))
+
+
 @pytest.mark.parametrize("version", [OLD, TRAVELS, TELLS])
 @pytest.mark.parametrize("headers", [{}, {"x-acquired-count": 3}, {"x-delivery-count": 7}])
 def test_a_classic_queue_does_not_and_what_another_queue_wrote_says_nothing(
