@@ -32,7 +32,8 @@ class StatusServer:
     """Serves the status of these consumers, from :meth:`start` to :meth:`close`, or for the length of a ``with`` block.
 
     - ``/live``: 200 while the process is worth keeping, 503 when only a new one can help: the event loop has been
-      blocked for half a minute, or a consumer has ended. A broker that is away is no reason.
+      blocked for half a minute, or a consumer has ended. A broker that is away is no reason, nor a consumer that has
+      drained its queue.
     - ``/health``: 200 while all consumers take messages, 503 else; JSON with everything that is not well in both.
     - ``/metrics``: Prometheus' text format, 501 without the extra ``metrics``.
     """

@@ -33,6 +33,7 @@ from rabbitdlq.consumer.classify import Classifier, Kind, Rule
 from rabbitdlq.consumer.deadlines import HandlerInterrupted, HandlerTimeout, failure_at, frames_of
 from rabbitdlq.consumer.sizes import format_size
 from rabbitdlq.consumer.threads import check_called
+from rabbitdlq.errors import Transient
 from rabbitdlq.failure import Failure
 from rabbitdlq.message import Message, decode_payload
 
@@ -40,6 +41,8 @@ __all__ = ["BEGUN", "INTERRUPT", "WHERE", "Ready", "Reply", "Work", "attempt", "
 
 #: signals to the child: end what you do now; say where you are
 INTERRUPT, WHERE = signal.SIGUSR1, signal.SIGUSR2
+#: signals that are the parent's business
+_PARENTS = (signal.SIGINT, signal.SIGTERM)
 #: among the last words: what was before this is of an earlier handler. A child that dies without has begun nothing
 BEGUN = b"\0"
 #: what a handler has at least, beyond what the process takes before it does anything
@@ -94,9 +97,32 @@ def begin(work: bytes, words: Connection) -> None:
     """Before the child's first task. Never fails: a child that failed here would be started again and again."""
     global _child  # noqa: PLW0603 - a process has one
     _child = _Child(work, words)
-    # Ctrl-C and service managers signal the whole group: the parent says when it is over
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    # the programs that a handler starts are of this session, and can be killed with it
+    with contextlib.suppress(PermissionError):  # it has one
+        os.setsid()
+    # service managers signal every process: the parent says when it is over. Not ignored, which programs that the
+    # handler starts would inherit
+    for number in _PARENTS:
+        signal.signal(number, _left_to_the_parent)
+        signal.siginterrupt(number, False)
+    os.register_at_fork(
+        # what comes before a forked process has its own way with them is not lost
+        before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, _PARENTS),
+        after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, _PARENTS),
+        after_in_child=_forked,
+    )
+
+
+def _left_to_the_parent(number: int, _: FrameType | None) -> None:
+    pass
+
+
+def _forked() -> None:
+    """In what the handler forks, which is to end when it is told to: nothing resets that there."""
+    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+        if signal.getsignal(number) is _left_to_the_parent:
+            signal.signal(number, usual)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _PARENTS)
 
 
 def ready() -> Ready:
@@ -128,7 +154,11 @@ def attempt(message: Message) -> Reply:
     assert _child is not None
     assert _child.runner is not None
     os.write(_child.words.fileno(), BEGUN)
-    return _child.runner.run(message)
+    _to_be_killed_with_parent(-os.getpid())
+    try:
+        return _child.runner.run(message)
+    finally:
+        _to_be_killed_with_parent(os.getpid())
 
 
 class _Runner:
@@ -141,7 +171,7 @@ class _Runner:
         self._loop = asyncio.new_event_loop()
         asyncio.set_event_loop(self._loop)
         self._task: asyncio.Task[Any] | None = None
-        self._at_work = False
+        self.at_work = False
         #: by which signal, and where the handler was then
         self._told: tuple[int, Failure | None] | None = None
 
@@ -154,13 +184,13 @@ class _Runner:
                 message = replace(message, payload=decode_payload(message.body, message.properties))
             structlog.contextvars.clear_contextvars()
             structlog.contextvars.bind_contextvars(message_id=message.id, queue=message.queue, attempt=message.attempt)
-            self._at_work = True
+            self.at_work = True
             signal.setitimer(signal.ITIMER_REAL, self._soft.total_seconds())
             error = self._call(message)
         except BaseException as raised:
             error = raised
         finally:
-            self._at_work = False
+            self.at_work = False
             signal.setitimer(signal.ITIMER_REAL, 0)
         if error is None:
             return Reply(Completed((time.perf_counter() - started) * 1000))
@@ -185,7 +215,7 @@ class _Runner:
 
     def told(self, number: int) -> None:
         """A signal has come: the soft timeout, or the parent's word that the consumer ends."""
-        if not self._at_work or self._told is not None:
+        if not self.at_work or self._told is not None:
             return
         if self._task is None:
             self._told = (number, None)
@@ -207,11 +237,10 @@ class _Runner:
             return Interrupted(result.duration_ms)
         if number == INTERRUPT or not isinstance(result, Failed):
             return result
-        if ended and failure is not None:
-            result = replace(result, failure=failure)
-        elif ended:
-            # its class is ours, not the handler's: no module in front of its name
-            result = replace(result, failure=replace(result.failure, type=HandlerTimeout.__name__))
+        if ended:
+            # its class is ours, not the handler's: no module in front of its name, and nobody's class for it
+            told = failure or replace(result.failure, type=HandlerTimeout.__name__)
+            result = replace(result, failure=told, rule=Rule(Transient), retry_after=None)
         return replace(result, reason=names.TIMEOUT)
 
 
@@ -248,18 +277,28 @@ def _die_with_parent() -> None:
     assert parent is not None, "this is a child"
     if sys.platform == "linux":
         # the kernel kills us when the parent's end of this pipe closes, also while code in C lets no thread run
-        fcntl.fcntl(parent.sentinel, fcntl.F_SETOWN, os.getpid())
+        _to_be_killed_with_parent(os.getpid())
         fcntl.fcntl(parent.sentinel, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(parent.sentinel, fcntl.F_SETFL, fcntl.fcntl(parent.sentinel, fcntl.F_GETFL) | os.O_ASYNC)
     else:
 
         def watch() -> None:
             parent.join()
+            if _child is not None and _child.runner is not None and _child.runner.at_work:
+                os.killpg(0, signal.SIGKILL)
             os.kill(os.getpid(), signal.SIGKILL)
 
         threading.Thread(target=watch, name="rabbitdlq-parent", daemon=True).start()
     if not parent.is_alive():
         os._exit(1)
+
+
+def _to_be_killed_with_parent(whom: int) -> None:
+    """Who dies with the parent: this process, or by a negative number its group, with the programs of a handler."""
+    if sys.platform == "linux":
+        parent = multiprocessing.parent_process()
+        assert parent is not None, "this is a child"
+        fcntl.fcntl(parent.sentinel, fcntl.F_SETOWN, whom)
 
 
 class _TooSmall(Exception):

@@ -34,6 +34,8 @@ class Vitals:
     phase_since: datetime
     #: why the last session ended
     reason: str = ""
+    #: everything is done, and it was to do no more
+    drained: bool = False
     #: since when journal events are not written, and why
     journal_failing: tuple[datetime, str] | None = None
     journal_lost: int = 0
@@ -135,7 +137,7 @@ def health_of(
         queue,
         worker,
         worst([check.status for check in checks]),
-        vitals.phase != "ended" and vitals.silence < live_after,
+        (vitals.phase != "ended" or vitals.drained) and vitals.silence < live_after,
         checks,
         vitals.in_flight,
         vitals.waiting,
@@ -144,6 +146,8 @@ def health_of(
 
 
 def _consuming(vitals: Vitals) -> Check:
+    if vitals.drained:  # others in its process may be at work, and need no new process because it was quick
+        return Check("consuming", "ok", "drained: everything is done", vitals.phase_since)
     why = f": {vitals.reason}" if vitals.reason and vitals.phase in {"starting", "lost", "ended"} else ""
     status: Status = "ok" if vitals.phase == "consuming" else "down"
     return Check("consuming", status, _PHASES[vitals.phase] + why, vitals.phase_since)
@@ -166,14 +170,14 @@ def _journal(vitals: Vitals) -> Check:
 
 def _parking(vitals: Vitals, now: datetime) -> Check:
     failed = f"{vitals.parks_failed:,} messages left to the broker so far"
+    kept = f"{vitals.kept:,} messages wait for a rung that cannot be reached"
     if vitals.parking_blocked is not None:
         since, why = vitals.parking_blocked
-        text = f"blocked by the broker: {why}; the broker parks messages bare" + (
-            f", {failed}" if vitals.parks_failed else ""
-        )
+        text = f"blocked by the broker: {why}; the broker parks messages bare"
+        text += (f", {failed}" if vitals.parks_failed else "") + (f"; {kept}" if vitals.kept else "")
         return Check("parking", "degraded", text, since)
     if vitals.kept:
-        return Check("parking", "degraded", f"{vitals.kept:,} messages wait for a rung that cannot be reached")
+        return Check("parking", "degraded", kept)
     at = vitals.last_park_failed_at
     if at is not None and now - at < TOLD_FOR:
         return Check("parking", "degraded", f"failed: {failed}", at)

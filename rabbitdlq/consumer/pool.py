@@ -46,6 +46,12 @@ START_SECONDS = 60.0
 #: for a child that is to be killed to say where it is
 LAST_WORDS_SECONDS = 1.0
 _MOST_WORDS = 12_000
+#: what pebble tells then
+_NEVER_BEGAN = (BrokenProcessPool, EOFError, ConnectionError)
+_GUARD = (
+    "a process for handlers imports the program's own file first, where what starts the consumer has to stand under "
+    '`if __name__ == "__main__":`'
+)
 _FUNCTION = re.compile(r'^  File "[^"\n]*", line \d+ in (\S+)', re.MULTILINE)
 
 
@@ -97,6 +103,8 @@ class Child:
                 ready: child.Ready = await asyncio.wait_for(task, START_SECONDS)
             except BaseException as error:
                 await started.close()
+                if isinstance(error, _NEVER_BEGAN):
+                    raise ChildNotStarted("ended before it could begin") from error
                 if isinstance(error, Exception):
                     raise ChildNotStarted(f"{_how_it_ended(error)}") from error
                 raise
@@ -133,6 +141,16 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
+    def kill(self, *, at_work: bool) -> None:
+        """Kill it, and when it is at work the programs that its handler has started: they would go on beside a retry.
+
+        What an earlier handler has left running is killed with them, unless it has a session of its own.
+        """
+        if at_work and self.pid and self.alive:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+        self.send(signal.SIGKILL)
+
     async def where(self) -> str | None:
         """Where its Python is now, innermost first; None where it does not say."""
         heard = len(self._words)
@@ -148,9 +166,9 @@ class Child:
         self._listen()
         return self._words[:_MOST_WORDS].decode("utf-8", "replace") or None
 
-    async def close(self) -> None:
+    async def close(self, *, at_work: bool = False) -> None:
         """Kill it and clear away what belongs to it."""
-        self.send(signal.SIGKILL)
+        self.kill(at_work=at_work)
         await asyncio.to_thread(self._clear)
         if self._work is not None:
             self._work.cancel()  # pebble forgets what it had in hand when it is stopped
@@ -205,12 +223,14 @@ class ChildAttempt(Attempt):
 
     async def start(self) -> None:
         """Start the first child; raises :class:`ConfigurationError` where it cannot load the handler or work."""
+        if getattr(multiprocessing.current_process(), "_inheriting", False):
+            raise ConfigurationError(f"isolation: this process is one for handlers, and no consumer; {_GUARD}")
         atexit.register(self._kill)
         try:
             self._idle.append(await self._started())
         except ChildNotStarted as error:
             await self.close()
-            told = str(error)
+            told = str(error) + (f"; {_GUARD}" if isinstance(error.__cause__, _NEVER_BEGAN) else "")
             what = "" if told.startswith("max_memory: ") else "isolation: the handler's process could not start: "
             raise ConfigurationError(f"{what}{told}") from error
 
@@ -258,7 +278,7 @@ class ChildAttempt(Attempt):
         except asyncio.CancelledError:
             if worker is None or work is None or not await self._told_to_end(worker, work, running):
                 if worker is not None:
-                    self._drop(worker)
+                    self._drop(worker, at_work=work is not None)
                 if work is not None:
                     work.add_done_callback(_heard)
                 return Interrupted((time.perf_counter() - began) * 1000)
@@ -342,19 +362,19 @@ class ChildAttempt(Attempt):
         else:
             self._idle.append(worker)
 
-    def _drop(self, worker: Child) -> None:
+    def _drop(self, worker: Child, *, at_work: bool = False) -> None:
         if worker not in self._all:
             return
         self._all.discard(worker)
         with contextlib.suppress(ValueError):
             self._idle.remove(worker)
-        clearing = asyncio.create_task(worker.close())
+        clearing = asyncio.create_task(worker.close(at_work=at_work))
         self._clearing.add(clearing)
         clearing.add_done_callback(self._clearing.discard)
 
     def _kill(self) -> None:
         for worker in self._all:
-            worker.send(signal.SIGKILL)
+            worker.kill(at_work=worker not in self._idle)
 
 
 def _how_it_ended(error: BaseException) -> str:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
-from typing import Literal
+from typing import Any, Literal
 
 import structlog
 
@@ -31,6 +31,8 @@ log = structlog.stdlib.get_logger(__name__)
 _SHORTEST_PAUSE, _LONGEST_PAUSE = timedelta(seconds=1), timedelta(seconds=30)
 #: the longest where the broker does not confirm
 _UNCONFIRMED_PAUSE = timedelta(minutes=5)
+#: seconds after which a try that the broker does not answer, as under an alarm, holds no worker any longer
+_PROMPT = 1.0
 
 
 def is_missing(error: BrokerError) -> bool:
@@ -59,10 +61,17 @@ class Rungs:
         self._timeout = timeout
         #: when the last message that was put here is to be back
         self.until = datetime.min.replace(tzinfo=UTC)
-        #: messages that wait unacknowledged until their rung can be reached
-        self.kept = 0
+        #: what settles messages that wait unacknowledged until their rung can be reached
+        self._keeping: set[asyncio.Task[Any]] = set()
+        #: is given each of these tasks, once: whoever else has work to do need not wait for it
+        self.on_kept: Callable[[asyncio.Task[Any]], None] = lambda _: None
         #: declares again what is missing of the topology, on the session at hand
         self.repair: Callable[[], Awaitable[object]] | None = None
+
+    @property
+    def kept(self) -> int:
+        """How many messages wait unacknowledged until their rung can be reached; may be asked from another thread."""
+        return len(self._keeping)
 
     async def put_or_keep(
         self, delivery: Delivery, message: Message, rung: Rung, properties: Properties, *, else_nack: bool = False
@@ -72,6 +81,29 @@ class Rungs:
         A consumer that ends gives back what it keeps. A crash between confirm and ack runs it twice: once from the
         rung, and once because the broker delivers it again.
         """
+        task = asyncio.current_task()
+        assert task is not None
+        slow = asyncio.get_running_loop().call_later(_PROMPT, self._keep, task)
+        try:
+            return await self._put_or_keep(delivery, message, rung, properties, else_nack, task)
+        finally:
+            slow.cancel()
+            self._keeping.discard(task)
+
+    def _keep(self, task: asyncio.Task[Any]) -> None:
+        if task not in self._keeping:
+            self._keeping.add(task)
+            self.on_kept(task)
+
+    async def _put_or_keep(
+        self,
+        delivery: Delivery,
+        message: Message,
+        rung: Rung,
+        properties: Properties,
+        else_nack: bool,
+        task: asyncio.Task[Any],
+    ) -> Settlement:
         pause, told, mended = min(max(rung.delay, _SHORTEST_PAUSE), _LONGEST_PAUSE), False, False
         while (error := await self._put(message, rung, properties)) is not None:
             if is_missing(error) and not mended:
@@ -96,11 +128,8 @@ class Rungs:
             if nack:
                 return "done" if delivery.nack(requeue=False) else "too_late"
             # given back it would be here again at once, and each time one delivery nearer to the limit of its queue
-            self.kept += 1
-            try:
-                await self._pause(pause)
-            finally:
-                self.kept -= 1
+            self._keep(task)
+            await self._pause(pause)
             if isinstance(error, PublishUnconfirmed):  # it may have arrived: each try may be a copy
                 pause = min(2 * pause, _UNCONFIRMED_PAUSE)
             if delivery.gone:

@@ -34,6 +34,8 @@ class Signs:
         self.counts = processor.counts
         #: sessions that were opened after the first
         self.reconnects = 0
+        #: everything is done, and the consumer was to do no more
+        self.drained = False
         self._processor = processor
         self._workers = workers
         self._suspects = suspects
@@ -86,6 +88,7 @@ class Signs:
             phase=self._phase,
             phase_since=self._since,
             reason=self._reason,
+            drained=self.drained,
             journal_failing=self.writer.failing,
             journal_lost=self.writer.lost,
             parking_blocked=_told(self._parking.blocked or self._journaling.blocked),

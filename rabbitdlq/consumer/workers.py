@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import contextvars
 from collections import deque
 from collections.abc import Awaitable, Callable
 from time import perf_counter
@@ -36,18 +37,26 @@ class Workers:
         self._busy = 0
         self._ended = False
         self._tasks: list[asyncio.Task[None]] = []
+        self._context: contextvars.Context
         self._abandoned: set[asyncio.Task[Any]] = set()
-        self._settling: set[asyncio.Task[Any]] = set()
+        #: what settles the messages of abandoned ones, and whose
+        self._settling: dict[asyncio.Task[Any], asyncio.Task[Any]] = {}
+        #: those whose delivery is not settled yet, but waits to be
+        self._aside: set[asyncio.Task[Any]] = set()
+        #: others have taken the place of all these
+        self._replaced: set[asyncio.Task[Any]] = set()
         #: what every delivery has to pass, if there is anything to pass
         self.gate: Gate | None = None
-        self._entered: dict[asyncio.Task[Any] | None, tuple[Gate, Delivery]] = {}
+        self._entered: dict[asyncio.Task[Any], tuple[Gate, Delivery]] = {}
         #: set while nothing waits and nobody works
         self.idle = asyncio.Event()
         self.idle.set()
 
     def start(self) -> None:
         """Make the tasks."""
-        self._tasks = [asyncio.create_task(self._run()) for _ in range(self._concurrency)]
+        self._context = contextvars.copy_context()
+        for _ in range(self._concurrency):
+            self._add()
 
     def put(self, delivery: Delivery) -> None:
         """Let one of them take it."""
@@ -64,7 +73,7 @@ class Workers:
     @property
     def wants(self) -> bool:
         """Whether something waits and somebody is free to begin it."""
-        return bool(self._waiting) and self._busy < self._concurrency and not self._ended
+        return bool(self._waiting) and self.busy < self._concurrency and not self._ended
 
     @property
     def waiting(self) -> int:
@@ -73,8 +82,8 @@ class Workers:
 
     @property
     def busy(self) -> int:
-        """How many are in work, or being settled."""
-        return self._busy
+        """How many are in work, or being settled, without those that stepped aside."""
+        return self._busy - len(self._aside)
 
     @property
     def abandoned(self) -> int:
@@ -93,17 +102,44 @@ class Workers:
     def abandon(self, task: asyncio.Task[Any], settling: asyncio.Task[Any]) -> None:
         """Let another take the place of a task that does not come back from its work; ``settling`` ends that work."""
         self._abandoned.add(task)
-        self._tasks.append(asyncio.create_task(self._run()))
-        self._settling.add(settling)
-        settling.add_done_callback(self._settling.discard)
+        self._replace(task)
+        self._settling[settling] = task
+        settling.add_done_callback(self._settling.pop)
         settling.add_done_callback(lambda _: self._freed(task))
 
-    def _freed(self, task: asyncio.Task[Any] | None) -> None:
+    def step_aside(self, task: asyncio.Task[Any]) -> None:
+        """Let another take the place of a task whose delivery waits, and may do so for long, before it is settled.
+
+        The task goes on and ends with that delivery, which counts as unsettled until then.
+        """
+        worker = self._settling.get(task, task)
+        if worker in self._aside or (worker is task and task not in self._tasks):
+            return
+        self._aside.add(worker)
+        if worker is task:  # else it was abandoned, and another has its place
+            self._replace(task)
+        self._leave_gate(worker)
+
+    def _replace(self, task: asyncio.Task[Any]) -> None:
+        self._replaced.add(task)
+        self._add()
+
+    def _add(self) -> None:
+        # in a context of its own: what one has bound says nothing of what another works on
+        self._tasks.append(asyncio.create_task(self._run(), context=self._context.copy()))
+
+    def _freed(self, task: asyncio.Task[Any]) -> None:
         self._busy -= 1  # first: whom the gate calls asks whether somebody is free
-        if self._entered and (entered := self._entered.pop(task, None)) is not None:
+        if self._aside:
+            self._aside.discard(task)
+        if self._entered:
+            self._leave_gate(task)
+        self._note_idle()
+
+    def _leave_gate(self, task: asyncio.Task[Any]) -> None:
+        if (entered := self._entered.pop(task, None)) is not None:
             gate, delivery = entered
             gate.leave(delivery)
-        self._note_idle()
 
     async def end(self, within: float) -> int:
         """Cancel them all; gives how many had not ended in that many seconds and are left to themselves."""
@@ -133,6 +169,7 @@ class Workers:
 
     async def _run(self) -> None:
         waiting, me = self._waiting, asyncio.current_task()
+        assert me is not None
         turn_ends = perf_counter() + TURN
         while not self._ended:  # a handler may swallow the cancellation that ends its worker
             gate = self.gate
@@ -155,11 +192,13 @@ class Workers:
                 with contextlib.suppress(Exception):
                     log.exception("worker_failed", delivery_tag=delivery.tag)
             finally:
-                if me not in self._abandoned:
+                replaced = me in self._replaced
+                if not replaced or me not in self._abandoned:
                     self._freed(me)
-            if me in self._abandoned:
+            if replaced:
                 self._abandoned.discard(me)
-                self._tasks = [task for task in self._tasks if task is not me]
+                self._replaced.discard(me)
+                self._tasks.remove(me)
                 return
             if perf_counter() > turn_ends:
                 await asyncio.sleep(0)

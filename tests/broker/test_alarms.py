@@ -15,11 +15,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from rabbitdlq import Connection, Message, Permanent
+from rabbitdlq.idempotency import MemoryStore
 from rabbitdlq.local_broker import LocalBroker
 from rabbitdlq.local_broker.home import NodeHome
 from rabbitdlq.local_broker.setup import environment, server_program
 from tests.broker.kit import Bench, Raw, until
-from tests.broker.looks import all_empty, is_told
+from tests.broker.looks import all_empty, is_told, rests
 from tests.broker.operator_kit import events_of
 
 RAISE = {"memory": ["set_vm_memory_high_watermark", "0.000001"], "disk": ["set_disk_free_limit", "900000GB"]}
@@ -205,3 +206,47 @@ async def test_a_consumer_that_is_stopped_under_an_alarm_ends_and_says_what_the_
         assert time.monotonic() - began < 5
     assert [line["lost_events"] for line in logs if line["event"] == "journal_events_lost"] == [5]
     assert consumer.signs.writer.lost == 5
+
+
+@pytest.mark.parametrize("patience", ["200ms", "5m"])
+async def test_what_is_to_be_postponed_under_an_alarm_is_kept_and_holds_up_nobody(
+    alarms: Alarms, bench: Bench, patience: str
+) -> None:
+    """Each of them held a worker for as long as the alarm lasted: with as many as there are, consuming stopped.
+
+    Neither the first try holds one, which may take its whole time (here more than this test has), nor what comes after.
+    """
+    topology = await bench.declared(["300ms"])
+    store = MemoryStore()
+    await store.open()
+    busy = await bench.send(topology, *["busy"] * 4)
+    tokens = {id: (await store.claim(f"{topology.name}:{id}", timedelta(minutes=20))).token for id in busy}
+    await bench.send(topology, *["good"] * 30)
+    at_once, running, handled = 0, 0, list[str]()
+
+    async def handler(message: Message) -> None:
+        nonlocal at_once, running
+        running += 1
+        at_once = max(at_once, running)
+        await asyncio.sleep(0.02)
+        running -= 1
+        handled.append(message.payload)
+
+    await alarms.raised("memory")
+    options = {"idempotency": store, "concurrency": 2, "prefetch": 10, "park_timeout": patience}
+    async with bench.running(topology, handler, **options) as consumer:
+        await until(lambda: len(handled) == 30, "the others are worked on", 20)
+        await until(lambda: "4 messages wait for a rung" in consumer.health().check("parking").text, "that is told", 5)
+        assert "low on memory" in consumer.health().check("parking").text
+        assert (at_once, consumer.health().in_flight, consumer.summary.postponed) == (2, 0, 0)
+        if patience == "5m":
+            await alarms.lowered("memory")
+            await until(lambda: consumer.summary.postponed >= 4, "they are postponed when it is over", 20)
+            for id, token in tokens.items():
+                await store.release(f"{topology.name}:{id}", token)
+            await until(lambda: handled.count("busy") == 4, "and worked on", 20)
+            await until(lambda: consumer.health().check("parking").status == "ok", "nothing is kept any more", 5)
+    assert (at_once, len(handled)) == (2, 34 if patience == "5m" else 30)
+    if patience == "200ms":
+        assert (consumer.summary.released, consumer.summary.too_late) == (4, 0), "the end gives them back"
+        await rests(bench, topology.name, 4)

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from rabbitdlq import Message, Permanent
+from rabbitdlq import ConsumerGroup, Message, Permanent
 from rabbitdlq.consumer.health import Health
 from rabbitdlq.status import StatusServer
 from tests.broker.kit import Bench, until
@@ -111,7 +111,7 @@ async def test_a_network_that_does_not_come_back_is_told_of_and_tried_again(benc
         await until(lambda: proxy.refused >= 3, "and again")
         assert consumer.health().check("consuming").since == since, "a failed try is no new beginning"
         proxy.accept()
-        await until(lambda: consumer.health().status == "ok", "it consumes again", 15)
+        await until(lambda: consumer.health().status == "ok", "it consumes again")
 
 
 async def test_a_blocked_event_loop_and_handlers_that_take_too_long_are_told_of(bench: Bench) -> None:
@@ -160,3 +160,47 @@ async def test_a_blocked_event_loop_and_handlers_that_take_too_long_are_told_of(
             assert (await asyncio.to_thread(ask, "/health"))[1]["status"] == "degraded"
             hold.set()
             await until(lambda: consumer.health().check("handlers").status == "ok", "it has ended after all")
+
+
+async def test_a_queue_that_is_drained_is_well_while_another_one_of_its_group_is_at_work(bench: Bench) -> None:
+    """The process was told to be beyond help as soon as its quickest queue was done."""
+    quick, slow = await bench.declared(["100ms"]), await bench.declared(["100ms"])
+    await bench.send(quick, 1)
+    await bench.send(slow, 1)
+    hold = asyncio.Event()
+
+    async def handler(message: Message) -> None:
+        if message.queue == slow.name:
+            await hold.wait()
+
+    consumers = [bench.consumer(topology, handler, drain=True) for topology in (quick, slow)]
+
+    def ask(path: str) -> int:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{server.port}{path}", timeout=5) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code
+
+    with StatusServer(consumers, 0) as server:
+        running = asyncio.create_task(ConsumerGroup(consumers).run())
+        await until(lambda: consumers[0].signs.vitals().phase == "ended", "one has nothing more to do", 20)
+        assert [await asyncio.to_thread(ask, path) for path in ("/live", "/health")] == [200, 200]
+        assert consumers[0].health().check("consuming").text == "drained: everything is done"
+        assert (await asyncio.to_thread(ask, "/metrics")) == 200
+        hold.set()
+        await asyncio.wait_for(running, 20)
+    assert [consumer.health().status for consumer in consumers] == ["ok", "ok"]
+
+
+async def test_one_that_was_to_drain_and_was_stopped_before_is_not_well(bench: Bench) -> None:
+    topology = await bench.declared(["10m"])
+    await bench.send(topology, 1)
+
+    async def handler(_: Message) -> None:
+        raise RuntimeError("again")
+
+    async with bench.running(topology, handler, drain=True) as consumer:
+        await until(lambda: consumer.summary.retried == 1, "it waits on the ladder")
+    assert (consumer.health().status, consumer.health().live) == ("down", False)

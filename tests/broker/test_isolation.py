@@ -12,6 +12,7 @@ import structlog.testing
 from rabbitdlq import ConfigurationError, Consumer, Message, Topology, names
 from rabbitdlq.errors import HandlersAbandoned
 from tests.broker.kit import Bench, until
+from tests.broker.looks import rests
 from tests.unit import isolated
 
 QUORUM = pytest.mark.parametrize("queue_type", ["quorum"])
@@ -41,7 +42,7 @@ async def test_crashes_park_their_own_messages_with_a_readable_history_and_neigh
     path = str(tmp_path / "noted")
     crashes = [{"do": "segfault"}, {"do": "exit", "code": 3}, {"do": "exit", "code": 0}, {"do": "memory"}]
     stuck = {"do": "deaf", "path": str(tmp_path / "deaf")}
-    fine = [{"do": "wait", "seconds": 0.05 * number, "path": path} for number in range(12)]
+    fine = [{"do": "wait", "seconds": 0.02 * number, "path": path} for number in range(12)]
     ids = await bench.send(topology, *crashes, stuck)
     await bench.send(topology, *fine)
 
@@ -51,8 +52,9 @@ async def test_crashes_park_their_own_messages_with_a_readable_history_and_neigh
         isolation="process",
         max_memory="256MiB",
         concurrency=4,
-        soft_timeout=timedelta(seconds=1.5),
-        hard_timeout=timedelta(seconds=1.7),
+        # so long that none of the others runs into them on a machine that stands still for a moment
+        soft_timeout=timedelta(seconds=2.5),
+        hard_timeout=timedelta(seconds=2.7),
         breaker=None,
     )
 
@@ -70,7 +72,7 @@ async def test_crashes_park_their_own_messages_with_a_readable_history_and_neigh
         (names.CRASHED, "HandlerDied", "the process of the handler ended with exit code 3"),
         (names.CRASHED, "HandlerDied", "the process of the handler ended with exit code 0"),
         (names.EXHAUSTED, "MemoryError", ""),
-        (names.TIMEOUT, "HandlerTimeout", "the handler took longer than 1.7 s"),
+        (names.TIMEOUT, "HandlerTimeout", "the handler took longer than 2.7 s"),
     ]
     for id, letter in letters.items():
         assert letter.attempts == 3
@@ -115,7 +117,7 @@ async def test_told_to_stop_handlers_are_interrupted_and_their_messages_keep_the
 
     assert consumer.summary.released == 2
     assert ("cleaned up" in path.read_text()) is (do == "wait")
-    assert await until(lambda: bench.raw.count(topology.name), "they are back") == 2
+    await rests(bench, topology.name, 2)
     for line in began.splitlines():
         assert not Path(f"/proc/{line.split()[1]}").exists()
 
@@ -151,7 +153,7 @@ async def test_when_too_many_are_left_to_themselves_the_consumer_ends_with_an_er
     release.set()
 
     (told,) = [line for line in logs if line["event"] == "too_many_abandoned"]
-    assert told["count"] in (11, 12)
+    assert 10 < told["count"] <= 14, "four at most are given up at one look"
 
 
 async def test_what_cannot_run_in_a_process_is_refused_at_once() -> None:

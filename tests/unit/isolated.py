@@ -2,8 +2,10 @@
 
 import asyncio
 import ctypes
+import multiprocessing
 import os
 import signal
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -59,6 +61,26 @@ def _mischief(what: str, payload: Any) -> None:
             raise SystemExit(3)
         case "note":
             note(payload["path"], f"{os.getpid()}")
+        case "terminate":
+            with subprocess.Popen(["sleep", "60"]) as program:
+                try:
+                    program.send_signal(payload["signal"])
+                    program.wait(10)
+                finally:
+                    program.kill()
+        case "fork":
+            forked = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+            forked.start()
+            try:
+                os.kill(forked.pid or 0, payload["signal"])
+                forked.join(10)
+                if forked.exitcode is None:
+                    raise TimeoutError("it does not end")
+            finally:
+                forked.kill()
+        case "leave":
+            left = [subprocess.Popen(["sleep", "60"], start_new_session=own) for own in (False, True)]
+            note(payload["path"], " ".join(str(program.pid) for program in left))
 
 
 def plain(message: Message) -> None:
@@ -83,6 +105,14 @@ def plain(message: Message) -> None:
             while True:
                 try:
                     time.sleep(60)
+                except BaseException:
+                    note(payload["path"], "deaf")
+        case "program":
+            program = subprocess.Popen(["sleep", "60"])
+            note(payload["path"], f"began {os.getpid()} {program.pid}")
+            while True:
+                try:
+                    program.wait()
                 except BaseException:
                     note(payload["path"], "deaf")
         case "echo":

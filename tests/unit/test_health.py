@@ -53,6 +53,14 @@ class TestHealth:
     def test_a_broker_that_is_away_is_no_reason_for_a_restart(self, phase: Phase, live: bool) -> None:
         assert judged(replace(WELL, phase=phase)).live is live
 
+    @pytest.mark.parametrize("phase", ["consuming", "stopping", "ended"])
+    def test_one_that_has_drained_its_queue_is_well(self, phase: Phase) -> None:
+        """A group's quick queue was called dead while a slow one was still at work, and the process was restarted."""
+        health = judged(replace(WELL, phase=phase, drained=True))
+
+        assert (health.status, health.live) == ("ok", True)
+        assert health.check("consuming").text == "drained: everything is done"
+
     @pytest.mark.parametrize(
         ("seconds", "status", "live"), [(2.9, "ok", True), (3.1, "down", True), (29, "down", True), (31, "down", False)]
     )
@@ -68,6 +76,13 @@ class TestHealth:
         [
             ({"journal_failing": (AGO, "no route"), "journal_lost": 1_200}, "journal", ["no route", "1,200"], AGO),
             ({"parking_blocked": (AGO, "low on disk")}, "parking", ["low on disk"], AGO),
+            (
+                {"parking_blocked": (AGO, "low on disk"), "kept": 1_200, "parks_failed": 3},
+                "parking",
+                ["low on disk", "1,200 messages wait for a rung", "3 messages left to the broker"],
+                AGO,
+            ),
+            ({"kept": 2}, "parking", ["2 messages wait for a rung"], None),
             ({"parks_failed": 3, "last_park_failed_at": NOW - timedelta(seconds=5)}, "parking", ["3"], None),
             (
                 {"breaker": BreakerState("open", AGO, 10, 9, 2, NOW + timedelta(seconds=30))},
@@ -77,7 +92,7 @@ class TestHealth:
             ),
             ({"overdue": 2, "abandoned": 1}, "handlers", ["2 beyond", "1 abandoned"], None),
         ],
-        ids=["journal", "blocked", "parks", "breaker", "handlers"],
+        ids=["journal", "blocked", "blocked and kept", "kept", "parks", "breaker", "handlers"],
     )
     def test_trouble_that_leaves_it_working_is_degraded_and_told_of(
         self, changes: dict[str, Any], name: str, words: list[str], since: datetime | None
@@ -158,7 +173,9 @@ def samples(*consumers: FakeConsumer) -> dict[tuple[str, ...], float]:
 class TestMetrics:
     def test_what_a_consumer_has_counted_is_told(self) -> None:
         consumer = FakeConsumer(summary=ConsumerSummary(succeeded=7, left_to_broker=2))
-        consumer.signs.now = replace(WELL, in_flight=3, waiting=4, reconnects=5, journal_lost=6, last_settled_at=NOW)
+        consumer.signs.now = replace(
+            WELL, in_flight=3, waiting=4, kept=8, reconnects=5, journal_lost=6, last_settled_at=NOW
+        )
         for duration_ms in (0.5, 30.0, 1e7):
             consumer.signs.counts.took(duration_ms)
         consumer.signs.counts.failed("ValueError")
@@ -170,6 +187,7 @@ class TestMetrics:
         assert told["rabbitdlq_attempts_failed_total", "orders", "ValueError"] == 1
         assert told["rabbitdlq_deliveries_in_flight", "orders"] == 3
         assert told["rabbitdlq_deliveries_waiting", "orders"] == 4
+        assert told["rabbitdlq_deliveries_kept", "orders"] == 8
         assert told["rabbitdlq_reconnects_total", "orders"] == 5
         assert told["rabbitdlq_journal_events_lost_total", "orders"] == 6
         assert told["rabbitdlq_consuming", "orders"] == 1

@@ -8,6 +8,8 @@ from typing import Any, cast
 import pytest
 
 from rabbitdlq.broker import Delivery
+from rabbitdlq.consumer.gate import Gate
+from rabbitdlq.consumer.slots import Slots
 from rabbitdlq.consumer.workers import TURN, Workers
 
 
@@ -272,3 +274,126 @@ async def test_another_takes_the_place_of_one_that_was_given_up_and_its_work_cou
     assert tasks[0].done(), "it takes no more when it comes back: its place is taken"
     assert begun == [0, 1]
     assert (workers.busy, workers.abandoned) == (1, 0)
+
+
+class Keeping:
+    """Work whose even deliveries wait before they are settled."""
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+        self.settle = asyncio.Event()
+        self.others = asyncio.Event()
+        self.tasks: dict[int, asyncio.Task[Any]] = {}
+
+    async def __call__(self, each: Delivery) -> None:
+        number = cast(int, each)
+        self.begun.append(number)
+        task = asyncio.current_task()
+        assert task is not None
+        self.tasks[number] = task
+        await (self.settle if number % 2 == 0 else self.others).wait()
+
+
+async def test_another_takes_the_place_of_one_that_waits_to_be_settled_and_as_many_run_afterwards_as_before(
+    new_workers: NewWorkers,
+) -> None:
+    """Under an alarm what was to be postponed held every worker, and consuming stopped."""
+    work = Keeping()
+    workers = new_workers(1, work)
+    workers.start()
+    for number in (0, 1, 3):
+        workers.put(delivery(number))
+    await settled()
+    for _ in range(2):
+        workers.step_aside(work.tasks[0])
+        await settled()
+        assert work.begun == [0, 1], "one takes its place, and no more than one"
+    assert (workers.busy, workers.waiting, workers.wants) == (1, 1, False)
+
+    work.settle.set()
+    await settled()
+    assert work.tasks[0].done(), "its place is taken"
+    assert work.begun == [0, 1], "as many at once as before"
+    work.settle.clear()
+    work.others.set()
+    await settled()
+    assert (work.begun, workers.busy) == ([0, 1, 3], 0)
+    assert workers.idle.is_set()
+
+
+async def test_what_waits_to_be_settled_keeps_them_from_being_idle_and_is_ended_with_them(
+    new_workers: NewWorkers,
+) -> None:
+    work = Keeping()
+    workers = new_workers(2, work)
+    workers.start()
+    workers.put(delivery(0))
+    await settled()
+    workers.step_aside(work.tasks[0])
+    workers.put(delivery(1))
+    work.others.set()
+    await settled()
+    assert (work.begun, workers.busy, workers.waiting) == ([0, 1], 0, 0)
+    assert not workers.idle.is_set(), "it is not settled"
+
+    assert await workers.end(5) == 0
+    assert work.tasks[0].cancelled()
+    assert workers.idle.is_set()
+
+
+async def test_what_waits_to_be_settled_holds_no_slot(new_workers: NewWorkers) -> None:
+    kept, good = Keeping(), Keeping()
+    shares = Slots(1, "strict", [1, 1]).shares
+    both = [new_workers(4, work) for work in (kept, good)]
+    for workers, share in zip(both, shares, strict=True):
+        workers.gate = Gate(lambda workers=workers: workers.wants, workers.nudge, share=share)  # type: ignore[misc]
+        workers.start()
+    await settled()
+    both[0].put(delivery(0))
+    both[0].put(delivery(1))
+    both[1].put(delivery(3))
+    await settled()
+    assert (kept.begun, good.begun) == ([0], [])
+
+    both[0].step_aside(kept.tasks[0])
+    await settled()
+    assert (kept.begun, good.begun) == ([0], [3]), "it goes round"
+    kept.others.set()
+    good.others.set()
+    await settled()
+    assert (kept.begun, [share.running for share in shares]) == ([0, 1], [0, 0])
+    kept.settle.set()
+    await settled()
+    assert [share.running for share in shares] == [0, 0]
+    assert all(workers.idle.is_set() for workers in both)
+
+
+@pytest.mark.parametrize("ends", ["the handler first", "the settling first"])
+async def test_one_that_was_given_up_and_whose_message_waits_to_be_settled_holds_no_slot_either(
+    new_workers: NewWorkers, ends: str
+) -> None:
+    work, settle = Keeping(), asyncio.Event()
+    (share,) = Slots(1, "strict", [1]).shares
+    workers = new_workers(1, work)
+    workers.gate = Gate(lambda: workers.wants, workers.nudge, share=share)
+    workers.start()
+    for number in (0, 1, 3):
+        workers.put(delivery(number))
+    await settled()
+    settles = asyncio.create_task(settle.wait())
+    workers.abandon(work.tasks[0], settles)
+    if ends == "the handler first":
+        work.settle.set()
+        await settled()
+    assert work.begun == [0]
+    workers.step_aside(settles)
+    await settled()
+    assert (work.begun, workers.busy, share.running) == ([0, 1], 1, 1)
+    settle.set()
+    work.settle.set()
+    await settled()
+    assert (work.begun, workers.busy, workers.abandoned) == ([0, 1], 1, 0)
+    work.others.set()
+    await settled()
+    assert (work.begun, workers.busy, share.running) == ([0, 1, 3], 0, 0)
+    assert workers.idle.is_set()
