@@ -15,6 +15,7 @@ __all__ = [
     "check_kind",
     "check_name",
     "check_range",
+    "check_whole",
     "check_word",
     "checked_delays",
     "checked_duration",
@@ -48,6 +49,13 @@ def check_range(key: str, value: int, least: int, most: int) -> None:
     """Refuse a number below the least or above the most."""
     if not least <= value <= most:
         raise ConfigurationError(f"{key}: {value} is not between {least:,} and {most:,}")
+
+
+def check_whole(**values: object) -> None:
+    """Refuse what is no whole number above 0; True is none, and neither are "10" and 2.5."""
+    for key, value in values.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConfigurationError(f"{key}: {value!r} is no whole number above 0")
 
 
 def check_name(key: str, name: str, most: int = MAX_NAME_BYTES) -> None:

@@ -18,7 +18,8 @@ class Rate:
 
     def __post_init__(self) -> None:
         """Raises :class:`ValueError` unless it is above zero."""
-        if not 0 < self.per_second < float("inf"):
+        number = isinstance(self.per_second, int | float)  # a text is for parse()
+        if not number or not 0 < self.per_second < float("inf"):
             raise ValueError(f"{self.per_second!r} a second is no rate above zero")
 
     @classmethod

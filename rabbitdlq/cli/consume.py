@@ -31,6 +31,7 @@ from rabbitdlq.status import StatusServer
 __all__ = ["consume", "load_handler"]
 
 T_co = TypeVar("T_co", covariant=True)
+LOCAL = "127.0.0.1"
 
 
 def consume(
@@ -49,17 +50,22 @@ def consume(
     ] = None,
     rate: Annotated[
         list[str] | None,
-        typer.Option(metavar="[QUEUE=]RATE", help="So many are begun, evenly, of each queue: 5/s, 100/m, 1000/h."),
+        typer.Option(
+            metavar="[QUEUE=]RATE",
+            help="So many are begun, evenly, of each queue, in each process: 5/s, 100/m, 1000/h.",
+        ),
     ] = None,
     slots: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Handlers at a time, over all queues; all there are.")
     ] = None,
     priority: Annotated[
         list[str] | None,
-        typer.Option(metavar="[QUEUE=]N", help="Who gets a slot first where they are scarce: the higher number; 1."),
+        typer.Option(
+            metavar="[QUEUE=]N", help="With --slots: who gets one first where they are scarce, the higher number; 1."
+        ),
     ] = None,
     order: Annotated[
-        str, typer.Option(metavar="ORDER", help="strict, or weighted: slots in the ratio of the priorities.")
+        str, typer.Option(metavar="ORDER", help="With --slots: strict, or weighted, in the ratio of the priorities.")
     ] = "strict",
     breaker: Annotated[
         bool, typer.Option("--breaker/--no-breaker", help="Pause while most attempts fail by something outside.")
@@ -69,7 +75,11 @@ def consume(
         int, typer.Option(min=1, help="Processes, each with that concurrency; one that dies is restarted.")
     ] = 1,
     soft_timeout: Annotated[
-        str | None, typer.Option(metavar="TIME", help="A handler that takes longer is cancelled; 10m.")
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="A handler that takes longer is cancelled; 10m. Plain functions only with --isolation process.",
+        ),
     ] = None,
     hard_timeout: Annotated[
         str | None, typer.Option(metavar="TIME", help="One that goes on all the same is given up; 15m.")
@@ -91,7 +101,10 @@ def consume(
         ),
     ] = None,
     lease: Annotated[
-        str | None, typer.Option(metavar="TIME", help="How long its claims outlive a dead process; the hard timeout.")
+        str | None,
+        typer.Option(
+            metavar="TIME", help="With --idempotency: how long its claims outlive a dead process; the hard timeout."
+        ),
     ] = None,
     status_port: Annotated[
         int | None,
@@ -104,8 +117,12 @@ def consume(
         ),
     ] = None,
     status_host: Annotated[
-        str, typer.Option(metavar="HOST", help="The address to serve them on; 0.0.0.0 for probes from other hosts.")
-    ] = "127.0.0.1",
+        str | None,
+        typer.Option(
+            metavar="HOST",
+            help="With --status-port: the address, 127.0.0.1 unless given; 0.0.0.0 for probes from other hosts.",
+        ),
+    ] = None,
     grace: Annotated[str, typer.Option(help="How long handlers may go on after SIGTERM or Ctrl-C.")] = "30s",
     log_format: Annotated[
         str, typer.Option(envvar="RABBITDLQ_LOG_FORMAT", help="console, json, or auto: console on a terminal.")
@@ -138,6 +155,7 @@ def consume(
     for name in queues:
         if name not in handlers:
             raise ConfigurationError(f"--handler: none for {name!r}; write --handler {name}=MODULE:FUNCTION")
+    _check_used(slots, priorities, order, idempotency, lease, processes, status_port, status_host)
     isolated_in = None if isolation is None else Isolation.of(isolation, max_memory).where
     soft = None if soft_timeout is None else parse_wait("--soft-timeout", soft_timeout)
     hard = None if hard_timeout is None else parse_wait("--hard-timeout", hard_timeout)
@@ -155,7 +173,8 @@ def consume(
         words += [] if isolation is None else ["--isolation", isolation]
         words += [] if max_memory is None else ["--max-memory", max_memory]
         words += [] if lease is None else ["--lease", lease]
-        words += [] if status_port is None else ["--status-port", str(status_port), "--status-host", status_host]
+        words += [] if status_port is None else ["--status-port", str(status_port)]
+        words += [] if status_host is None else ["--status-host", status_host]
         words += ["--drain"] if drain else []
         # not among the words: a command is there for everybody to read, and a URL may have a password in it
         secrets = {"RABBITDLQ_URL": options.url, "RABBITDLQ_IDEMPOTENCY": idempotency}
@@ -191,11 +210,39 @@ def consume(
         alone = len(consumers) == 1 and slots is None
         group = consumers[0] if alone else ConsumerGroup(consumers, slots=slots, priority=cast(Order, order))
         announced = StopAnnounced(group, consumers, grace_time, supervised=link.supervised)
-        with _status_served(consumers, status_port, status_host, link.number):
+        with _status_served(consumers, status_port, status_host or LOCAL, link.number):
             if link.supervised:
                 run(link.run(announced))  # the supervisor tells the numbers of all
             else:
                 run(_alone(announced))
+
+
+def _check_used(
+    slots: int | None,
+    priorities: Mapping[str, int],
+    order: str,
+    idempotency: str | None,
+    lease: str | None,
+    processes: int,
+    status_port: int | None,
+    status_host: str | None,
+) -> None:
+    """Refuse options that would do nothing without another one, which nobody would notice."""
+    if slots is None:
+        for option, given in (("--priority", set(priorities.values()) - {1}), ("--order", order != "strict")):
+            if given:
+                raise ConfigurationError(
+                    f"{option}: nobody waits for another unless they share slots; give --slots, too"
+                )
+    if lease is not None and idempotency is None:
+        raise ConfigurationError("--lease: there is no store of what was done; give --idempotency, too")
+    if processes > 1 and idempotency is not None and idempotency.startswith("memory:"):
+        raise ConfigurationError(
+            "--idempotency: each of several processes would have a memory of its own; give a store that they share, "
+            "like sqlite:FILE"
+        )
+    if status_host is not None and status_port is None:
+        raise ConfigurationError("--status-host: nothing is served without a port; give --status-port, too")
 
 
 def _status_served(

@@ -13,13 +13,13 @@ from typing import Any
 import structlog
 
 from rabbitdlq.broker import Delivery, PublishLink
-from rabbitdlq.consumer.acknowledging import warn_of_timeouts
+from rabbitdlq.consumer.acknowledging import Held, warn_of_timeouts
 from rabbitdlq.consumer.attempt import Handler
 from rabbitdlq.consumer.breaker import Breaker, BreakerState
 from rabbitdlq.consumer.classify import Classes
 from rabbitdlq.consumer.draining import until_drained
 from rabbitdlq.consumer.gate import Gate
-from rabbitdlq.consumer.handling import options_of
+from rabbitdlq.consumer.handling import options_of, warn_of_ignored
 from rabbitdlq.consumer.health import Health, health_of
 from rabbitdlq.consumer.isolation import IsolatedIn, abandoned_limit
 from rabbitdlq.consumer.once import KeyOf, Once
@@ -37,7 +37,7 @@ from rabbitdlq.consumer.workers import Workers
 from rabbitdlq.errors import BrokerError, ConfigurationError, TopologyMismatch
 from rabbitdlq.idempotency import IdempotencyStore
 from rabbitdlq.journal import HistoryIndex, JournalWriter
-from rabbitdlq.limits import TOPOLOGY_FORM, check_kind, checked_duration
+from rabbitdlq.limits import TOPOLOGY_FORM, check_kind, check_whole, checked_duration
 from rabbitdlq.rates import Rate
 from rabbitdlq.topology import Topology
 
@@ -99,16 +99,18 @@ class Consumer:
         when to pause because what handlers need is out of order; None for never. ``rate``: so many are begun in a
         time, evenly, for instance ``"100/m"``; with a slow one the prefetch is smaller, unless given. ``priority``:
         among the consumers of a :class:`ConsumerGroup`. ``idempotency``: where to keep what was done, a store or its
-        URL, so that a message that comes twice is handled once; ``idempotency_key``: by what it is known, its id
+        URL, so that a message that comes twice is handled once; ``idempotency_key``: by what its queue knows it, its id
         unless given; ``lease``: how long a claim outlives the process that died with it, at least ``hard_timeout``.
         ``management_url``: the API that tells how long the broker waits for handlers of this queue. Times are
         timedeltas or texts like "30s"; :class:`ConfigurationError` is raised for what cannot be used.
         """
         check_kind("topology", topology, Topology, TOPOLOGY_FORM)
         check_kind("breaker", breaker, (Breaker, type(None)), "a Breaker(...), or None for none")
+        check_kind("rate", rate, (Rate, str, type(None)), 'a text like "100/m", or a Rate')
+        check_whole(concurrency=concurrency, prefetch=concurrency if prefetch is None else prefetch, priority=priority)
         park_timeout = checked_duration("park_timeout", park_timeout)
         options = options_of(handler)
-        classes = dict(options.classify) | dict(classify or {})
+        classes = options.classes(classify)
         payload_type = options.payload_type if payload_type is None else payload_type
         timeouts = options.timeouts(soft_timeout, hard_timeout)
         isolated = options.isolated(isolation, max_memory, child_setup)
@@ -139,16 +141,10 @@ class Consumer:
             park_timeout=park_timeout,
         )
         self._attempt = isolated.attempt(handler, classes, payload_type, timeouts)
-        key_of = idempotency_key or options.idempotency_key
-        self._once = None if idempotency is None else Once(idempotency, key_of, lease, timeouts)
+        self._once = Once.of(idempotency, idempotency_key, options.idempotency_key, lease, timeouts)
+        lease = None if self._once is None else self._once.lease
         self._suspects = Suspects(
-            topology,
-            self._settler,
-            self._writer,
-            self._index,
-            self.worker,
-            hard_timeout=timeouts.hard,
-            lease=self._once.lease if self._once else None,
+            topology, self._settler, self._writer, self._index, self.worker, hard_timeout=timeouts.hard, lease=lease
         )
         self._management_url = management_url
         self._processor = Processor(
@@ -163,10 +159,11 @@ class Consumer:
             self._once,
         )
         self._asking: asyncio.Task[None] | None = None
-        self._timeouts = timeouts
+        self._held = Held(timeouts, prefetch, concurrency, self._attempt.is_async or isolated.where == "process")
+        self._ignored = options.ignored(soft_timeout, self._held, self._once)
         self._workers = Workers(concurrency, self._processor.process)
         self._suspects.let_through = self._workers.put
-        self._processor.on_abandoned = self._workers.abandon
+        self._processor.on_abandoned, self._settler.rungs.on_kept = self._workers.abandon, self._workers.step_aside
         self._pausing = None if breaker is None else Pausing(topology.name, breaker, prefetch, self._give_back)
         self._gate = Gate(
             lambda: self._workers.wants,
@@ -236,6 +233,7 @@ class Consumer:
             raise ConfigurationError("a Consumer runs once; make another for the next run")
         self._begun = True
         warn_of_waits(self.topology.name, self._rate, self._prefetch)
+        warn_of_ignored(self.topology.name, self._ignored)
         await self._attempt.start()
         if self._once is not None:
             try:
@@ -318,7 +316,7 @@ class Consumer:
         self._settler.suspicions.heed(session.version)
         if self._asking is None:
             self._asking = asyncio.create_task(
-                warn_of_timeouts(self.topology.name, session.vhost, self._timeouts, self._management_url)
+                warn_of_timeouts(self.topology.name, session.vhost, self._held, self._management_url)
             )
 
     async def _opened(self, session: Session) -> bool:
@@ -360,6 +358,7 @@ class Consumer:
 
     async def _until_drained(self, session: Session) -> None:
         await until_drained(self.topology, session, self._workers, self._index, self._settler)
+        self.signs.drained = True
         self._stopping.set()
 
     def _take_back(self) -> list[Delivery]:

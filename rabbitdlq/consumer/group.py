@@ -39,8 +39,8 @@ class ConsumerGroup:
         """``slots``: handlers at a time, over all; the sum of the concurrencies unless given, and then nobody ever
         waits for another.
 
-        Raises :class:`ConfigurationError` for what is no list of consumers, no consumers, two of one queue, and fewer
-        slots than are kept free.
+        Raises :class:`ConfigurationError` for what is no list of consumers, no consumers, two of one queue, fewer
+        slots than are kept free, and for priorities without slots.
         """
         check_kind("consumers", consumers, Sequence, "a list of Consumers")
         for place, consumer in enumerate(consumers):
@@ -52,10 +52,14 @@ class ConsumerGroup:
             if names.count(name) > 1:
                 raise ConfigurationError(f"consumers: {name!r} has {names.count(name)}; raise its concurrency instead")
         total = sum(consumer.concurrency for consumer in consumers)
-        slots = total if slots is None else slots
+        priorities = [consumer.priority for consumer in consumers]
+        shares = Slots(total if slots is None else slots, priority, priorities).shares
+        if slots is None and (priority != "strict" or set(priorities) != {1}):
+            raise ConfigurationError(
+                "priority: without slots nobody ever waits for another, and there is nothing to decide; give slots"
+            )
         self._consumers = list(consumers)
-        shares = Slots(slots, priority, [consumer.priority for consumer in consumers]).shares
-        if slots < total:
+        if slots is not None and slots < total:
             for consumer, share in zip(consumers, shares, strict=True):
                 consumer.take_slots_of(share)
 

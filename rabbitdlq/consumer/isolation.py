@@ -45,6 +45,8 @@ class Isolation:
         cls, where: str | None, max_memory: str | int | None, child_setup: Callable[[], Any] | None = None
     ) -> "Isolation":
         """From what was given; raises :class:`ConfigurationError` for what is none or makes no sense."""
+        if child_setup is not None and not callable(child_setup):
+            raise ConfigurationError(f"child_setup: {child_setup!r} cannot be called")
         where = where or "async"
         if where not in get_args(IsolatedIn):
             raise ConfigurationError(f"isolation: {where!r} is none of {', '.join(get_args(IsolatedIn))}")

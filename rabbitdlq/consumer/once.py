@@ -1,5 +1,6 @@
 """Once, not twice: a message whose work was done before is acknowledged without another run of the handler."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -13,18 +14,21 @@ from rabbitdlq.consumer.outcome import Dropped, Outcome, Postponed, Skipped, Suc
 from rabbitdlq.errors import ConfigurationError, External, IdempotencyError
 from rabbitdlq.failure import Failure
 from rabbitdlq.idempotency import Claim, IdempotencyStore, store_of
-from rabbitdlq.limits import checked_duration
+from rabbitdlq.limits import check_kind, checked_duration
 from rabbitdlq.message import Message
+from rabbitdlq.texts import printable
 
-__all__ = ["KeyOf", "Once"]
+__all__ = ["KeyOf", "Once", "checked_key"]
 
 log = structlog.stdlib.get_logger(__name__)
 
-#: the key of a message; None for one that may run as often as it comes
+#: by what a message is known among those of its queue; None for one that may run as often as it comes
 KeyOf = Callable[[Message], str | None]
 #: a lease outlasts the longest run of a handler by this much: with isolation "process" a child may have to start first
 LEASE_MARGIN = timedelta(seconds=90)
 BUSY = "in progress elsewhere"
+#: characters that are shown of what is no key
+SHOWN = 100
 
 
 class Once:
@@ -33,10 +37,13 @@ class Once:
     def __init__(
         self, store: IdempotencyStore | str, key_of: KeyOf | None, lease: timedelta | str | None, timeouts: Timeouts
     ) -> None:
-        """Raises :class:`ConfigurationError` for a URL that names no store, and for a lease that a handler outlasts."""
+        """Raises :class:`ConfigurationError` for what is no store, a URL that names none, what cannot tell keys, and a
+        lease that a handler outlasts.
+        """
+        check_kind("idempotency", store, (IdempotencyStore, str), 'a store, or its URL, like "sqlite:done.db"')
         self._owns = isinstance(store, str)
         self._store = store_of(store) if isinstance(store, str) else store
-        self._key_of = key_of or _key_of
+        self._key_of = checked_key(key_of) or _id_of
         self.lease = timeouts.hard + LEASE_MARGIN if lease is None else checked_duration("lease", lease)
         if self.lease < timeouts.hard:
             raise ConfigurationError(
@@ -44,6 +51,26 @@ class Once:
                 "it would end while a handler is at work"
             )
         self._keyless_told = False
+
+    @classmethod
+    def of(
+        cls,
+        store: IdempotencyStore | str | None,
+        key_of: KeyOf | None,
+        handlers_own: KeyOf | None,
+        lease: timedelta | str | None,
+        timeouts: Timeouts,
+    ) -> "Once | None":
+        """As a consumer was told, with the handler's own key function where it was told of none; None without a store.
+
+        Raises :class:`ConfigurationError` for what a store makes no sense of, or would be needed for.
+        """
+        if store is not None:
+            return cls(store, handlers_own if key_of is None else key_of, lease, timeouts)
+        for name, value in (("idempotency_key", key_of), ("lease", lease)):
+            if value is not None:
+                raise ConfigurationError(f"{name}: there is no store of what was done; give idempotency, too")
+        return None
 
     async def open(self) -> None:
         """Raises :class:`IdempotencyError` where the store cannot be used."""
@@ -57,7 +84,7 @@ class Once:
     async def begin(self, message: Message) -> "tuple[Message, Claim | None] | Outcome | Failed":
         """The message as the handler gets it, with the claim on its key; or what becomes of it without a handler."""
         try:
-            key = self._key_of(message)
+            key = self._key(message)
             if key is None:
                 self._tell_keyless(message)
                 return message, None
@@ -90,6 +117,15 @@ class Once:
             # its work is done or has failed whatever the store says; a lease ends by itself
             log.error("idempotency_unwritten", message_id=message.id, queue=message.queue, key=key, error=str(error))
 
+    def _key(self, message: Message) -> str | None:
+        told: object = self._key_of(message)
+        if told is None:
+            return None
+        if not isinstance(told, str) or not told:
+            raise _no_key(told)
+        # a store may be shared: what one queue's handler has done another's may still have to do
+        return f"{message.queue}:{told}"
+
     def _tell_keyless(self, message: Message) -> None:
         if not self._keyless_told:
             self._keyless_told = True
@@ -101,10 +137,31 @@ class Once:
             )
 
 
-def _key_of(message: Message) -> str | None:
-    """By the publisher's id. A derived one says that two messages are equal, not that they are one."""
-    return None if message.id_derived else f"{message.queue}:{message.id}"
+def checked_key(key_of: KeyOf | None) -> KeyOf | None:
+    """The function; raises :class:`ConfigurationError` for what cannot be called, or would have to be awaited."""
+    if key_of is not None and not callable(key_of):
+        raise ConfigurationError(f"idempotency_key: {key_of!r} cannot be called; give a function of the message")
+    if inspect.iscoroutinefunction(key_of) or inspect.iscoroutinefunction(type(key_of).__call__):
+        raise ConfigurationError(f"idempotency_key: {key_of!r} is async; give a plain function of the message")
+    return key_of
+
+
+def _id_of(message: Message) -> str | None:
+    """The publisher's. A derived one says that two messages are equal, not that they are one."""
+    return None if message.id_derived else message.id
+
+
+def _no_key(told: object) -> ConfigurationError:
+    """What is said of what a key function gave."""
+    if inspect.iscoroutine(told):
+        told.close()
+    kind = type(told).__name__ if told != "" else "empty text"
+    article = "an" if kind[0] in "aeiouAEIOU" else "a"
+    shown = printable(repr(told)[:SHOWN])
+    return ConfigurationError(f"idempotency_key gave {shown}, {article} {kind}; a text or None is expected")
 
 
 def _failed(error: Exception) -> Failed:
-    return Failed(Failure.of(error), UNKNOWN, datetime.now(UTC), 0.0)
+    # where we say that something is no key, the traceback would tell of our files only
+    told = error.with_traceback(None) if isinstance(error, ConfigurationError) else error
+    return Failed(Failure.of(told), UNKNOWN, datetime.now(UTC), 0.0)

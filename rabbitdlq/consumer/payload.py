@@ -3,7 +3,7 @@
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
-from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
+from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
 
 from rabbitdlq.errors import ConfigurationError
 from rabbitdlq.message import Undecodable, decode_payload, is_json
@@ -24,18 +24,25 @@ class PayloadReader:
     """Reads payloads, and validates them against a type: a pydantic model, a dataclass, ``list[int]``, whatever."""
 
     def __init__(self, payload_type: Any = None) -> None:
-        """Raises :class:`ConfigurationError` for a type that pydantic cannot validate."""
+        """Raises :class:`ConfigurationError` for a type that pydantic cannot validate, or not yet."""
         self._adapter: TypeAdapter[Any] | None = None
         self._name = getattr(payload_type, "__name__", str(payload_type))
         if payload_type is not None:
             try:
                 self._adapter = TypeAdapter(payload_type)
-            except (PydanticSchemaGenerationError, PydanticUserError, TypeError, NameError, SyntaxError) as error:
+                # names in it may have been defined after it; one that is unknown to this day would fail every message
+                self._adapter.rebuild(raise_errors=True)
+            except (PydanticUserError, TypeError, NameError, SyntaxError) as error:
                 reason = str(error).splitlines()[0]
+                if isinstance(error, PydanticUndefinedAnnotation):
+                    reason += "; what it names has to be there when the Consumer is made, not only for type checkers"
                 raise ConfigurationError(f"payload_type: {payload_type!r} cannot be validated: {reason}") from error
 
     def read(self, body: bytes, properties: Properties) -> Any:
-        """The payload; raises :class:`Undecodable`, or :class:`InvalidPayload` with the fields that are wrong."""
+        """The payload; raises :class:`Undecodable`, or :class:`InvalidPayload` with the fields that are wrong.
+
+        What pydantic raises of a model that is wrong itself, as one that a validator uses, is let through.
+        """
         if self._adapter is None:
             return decode_payload(body, properties)
         try:
@@ -49,8 +56,8 @@ class PayloadReader:
             return self._adapter.validate_python(decode_payload(body, properties))
         except ValidationError as error:
             raise InvalidPayload(self._told(error)) from None
-        except Undecodable:
-            raise
+        except (Undecodable, PydanticUserError, PydanticUndefinedAnnotation):
+            raise  # the latter two say that the code is wrong, not the payload
         except Exception as error:  # a validator of the user's own broke: it will not do better the next time
             raise InvalidPayload(f"not a valid {self._name}: {type(error).__name__}: {error}") from error
 

@@ -31,6 +31,11 @@ def events(done: Done) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.lines[:-1]]
 
 
+async def ready(shell: Shell, count: int) -> bool:
+    """Whether so many messages are in the queue."""
+    return await shell.raw.count(shell.queue) == count
+
+
 async def test_a_handler_that_cannot_be_used_is_wrong_use_and_the_reason_is_told(shell: Shell) -> None:
     shell.write("good.py", "def handle(message): ...\nnumber = 3\n")
     shell.write("broken.py", "import json\n\n\nratio = 1 / 0\n")
@@ -135,13 +140,11 @@ async def test_told_to_stop_it_finishes_what_runs_and_gives_the_rest_back(
     await shell.bench.send(shell.topology, *range(6))
     running = await shell.start("consume", shell.queue, "--handler", f"shop:{handler}", "--concurrency", "2")
     await until(lambda: len(shell.noted()) == 2, "two handlers run")
+    await until(lambda: ready(shell, 2), "it has taken two more")
 
     running.send(number)
 
-    async def given_back() -> bool:
-        return await shell.raw.count(shell.queue) == 4
-
-    await until(given_back, "what nobody had begun is in the queue again")
+    await until(lambda: ready(shell, 4), "what nobody had begun is in the queue again")
     shell.write("go", "")
     done = await running.end()
 
@@ -163,6 +166,7 @@ async def test_a_handler_that_does_not_end_is_left_and_its_message_keeps_its_att
         "consume", shell.queue, "--handler", f"shop:{handler}", "--grace", grace, "--concurrency", "1"
     )
     await until(shell.noted, "the handler runs")
+    await until(lambda: ready(shell, 0), "and the other message is here")
 
     running.send(signal.SIGTERM)
     if how == "second signal":

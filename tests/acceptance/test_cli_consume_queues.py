@@ -115,8 +115,25 @@ async def test_wrong_words_get_one_line(shell: Shell) -> None:
         (["consume", slow.name, *handler, "--order", "fair"], "--order: 'fair' is neither 'strict' nor 'weighted'"),
         ([*both, *handler, "--priority", f"{slow.name}=2", "--slots", "1"], "slots: 1 is too few"),
         (["consume", slow.name, slow.name, *handler], f"'{slow.name}' has 2"),
+        # what would do nothing
+        ([*both, *handler, "--priority", f"{slow.name}=2"], "--priority: nobody waits for another unless they share "),
+        (["consume", slow.name, *handler, "--priority", "2"], "they share slots; give --slots, too"),
+        ([*both, *handler, "--order", "weighted"], "--order: nobody waits for another unless they share slots; give "),
+        ([*both, *handler, "--lease", "1h"], "--lease: there is no store of what was done; give --idempotency, too"),
+        (
+            [*both, *handler, "--idempotency", "memory:", "--processes", "2"],
+            "--idempotency: each of several processes would have a memory of its own; give a store that they share",
+        ),
+        ([*both, *handler, "--status-host", "0.0.0.0"], "--status-host: nothing is served without a port; give "),
     ]
     for done, (_, reason) in zip(await shell.together(*(words for words, _ in cases)), cases, strict=True):
         assert done.code == 2, done.err
         assert reason in done.err
         assert len(done.lines) == 1, done.err
+
+
+async def test_the_help_says_what_goes_with_what(shell: Shell) -> None:
+    told = " ".join((await shell("consume", "--help", env={"COLUMNS": "200"})).out.replace("│", " ").split())
+
+    assert "So many are begun, evenly, of each queue, in each process: 5/s, 100/m, 1000/h." in told
+    assert "A handler that takes longer is cancelled; 10m. Plain functions only with --isolation process." in told

@@ -44,7 +44,7 @@ async def test_a_handler_that_is_too_slow_is_cancelled_and_one_that_is_deaf_is_g
 
     done = await shell("consume", shell.queue, "--handler", "work:slow", "--drain", "--no-breaker", *times)
 
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 45, "nobody waits for the fifty seconds of a handler"
     assert done.code == 0, done.err
     assert done.lines[-1] == "0 succeeded, 2 retried, 2 parked"
     assert sorted(what for what, _, _ in shell.noted()) == ["cancelled"] * 4 + ["started"] * 4

@@ -144,6 +144,24 @@ async def test_the_key_can_be_a_function_of_the_message(bench: Bench) -> None:
     assert [message.id for message in handler.seen] == ["m0", "m2"]
 
 
+async def test_two_queues_of_one_event_share_a_store_and_each_does_its_own_work(bench: Bench) -> None:
+    """The handler of the second one never ran: the key was done, by another queue's handler."""
+    store = MemoryStore()
+    for _ in range(2):
+        topology, handler = await bench.declared(["50ms"]), Counting()
+        for id in "ab":
+            await bench.send(topology, {"order": 17}, message_id=id)
+        consumer = await bench.drain(
+            topology,
+            handler,
+            idempotency=store,
+            idempotency_key=lambda message: f"order-{message.payload['order']}",
+            concurrency=1,
+        )
+        assert [message.idempotency_key for message in handler.seen] == [f"{topology.name}:order-17"]
+        assert (consumer.summary.succeeded, consumer.summary.skipped) == (1, 1)
+
+
 async def test_a_store_that_is_down_spends_no_attempts_and_the_handler_does_not_run(bench: Bench) -> None:
     topology = await bench.declared(["50ms", "60ms"])
     handler = Counting()

@@ -42,7 +42,7 @@ async def test_a_handler_is_cancelled_at_the_soft_timeout_and_may_clean_up(bench
     assert letter.error is not None
     assert (letter.error.type, letter.error.message) == ("HandlerTimeout", "the handler took longer than 0.2 s")
     assert "in wait_for_ever" in (letter.error.traceback or ""), "where it was, not only that it was late"
-    assert all(200 <= (record.duration_ms or 0) < 2_000 for record in letter.history)
+    assert all(200 <= (record.duration_ms or 0) < 20_000 for record in letter.history)
 
 
 @QUORUM
@@ -140,10 +140,10 @@ async def test_a_handler_that_blocks_the_event_loop_is_told_of_with_its_stack(
         summary = (await bench.drain(topology, handle)).summary
 
     assert summary.succeeded == 1
-    (blocked,) = [line for line in logs if line["event"] == "event_loop_blocked"]
-    assert "in wait_for_the_database" in blocked["stack"]
-    (freed,) = [line for line in logs if line["event"] == "event_loop_freed"]
-    assert freed["blocked_s"] >= 1
+    # a machine that stands still for a moment is told of as well
+    stacks = [line["stack"] for line in logs if line["event"] == "event_loop_blocked"]
+    assert sum("in wait_for_the_database" in stack for stack in stacks) == 1
+    assert max(line["blocked_s"] for line in logs if line["event"] == "event_loop_freed") >= 1
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,18 @@ async def test_a_timeout_above_the_brokers_is_warned_of(bench: Bench) -> None:
 
     async def handle(_: Message) -> None: ...
 
-    for hard, warned in ((timedelta(minutes=31), True), (timedelta(minutes=29), False)):
+    for prefetch, hard, warned in ((10, 31, True), (10, 29, False), (20, 29, True), (None, 15, False)):
         with structlog.testing.capture_logs() as logs:
-            await Consumer(topology, handle, url=bench.url, drain=True, hard_timeout=hard).run()
+            await bench.drain(topology, handle, prefetch=prefetch, hard_timeout=timedelta(minutes=hard))
         assert any(line["event"] == "timeout_above_brokers" for line in logs) is warned
+
+
+@QUORUM
+async def test_a_soft_timeout_that_does_nothing_is_told_at_the_start(bench: Bench) -> None:
+    topology = await bench.declared()
+
+    with structlog.testing.capture_logs() as logs:
+        await bench.drain(topology, print, soft_timeout=SHORT)
+
+    (told,) = [line for line in logs if line["event"] == "soft_timeout_ignored"]
+    assert (told["queue"], told["soft_timeout_s"], told["hard_timeout_s"]) == (topology.name, 0.2, 900)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rabbitdlq import ConfigurationError, Consumer, ConsumerGroup, DLQManager, Topology
+from rabbitdlq import ConfigurationError, Consumer, ConsumerGroup, DLQManager, Topology, handler
 
 URL = "amqp://127.0.0.1:1/"
 
@@ -34,6 +34,15 @@ def test_a_group_is_of_consumers() -> None:
     [
         ({"topology": "orders"}, r"topology: 'orders' cannot be used; give a Topology, like Topology\(\"orders\", "),
         ({"breaker": True}, r"breaker: True cannot be used; give a Breaker\(...\), or None for none"),
+        ({"rate": 100}, 'rate: 100 cannot be used; give a text like "100/m", or a Rate'),
+        ({"concurrency": "10"}, "concurrency: '10' is no whole number above 0"),
+        ({"concurrency": 2.5}, "concurrency: 2.5 is no whole number above 0"),
+        ({"concurrency": True}, "concurrency: True is no whole number above 0"),
+        ({"prefetch": "20"}, "prefetch: '20' is no whole number above 0"),
+        ({"priority": "high"}, "priority: 'high' is no whole number above 0"),
+        ({"classify": [ValueError]}, "classify: .*ValueError.* cannot be used; give a dict from classes of exceptions"),
+        ({"idempotency": 7}, 'idempotency: 7 cannot be used; give a store, or its URL, like "sqlite:done.db"'),
+        ({"child_setup": 5}, "child_setup: 5 cannot be called"),
         ({"handler": lambda: None}, "handler: .*lambda.* cannot be called with one argument, the message"),
     ],
 )
@@ -42,3 +51,18 @@ def test_a_consumer_says_what_it_cannot_take(arguments: dict[str, Any], reason: 
 
     with pytest.raises(ConfigurationError, match=f"^{reason}"):
         Consumer(**given)
+
+
+def test_so_does_a_mark() -> None:
+    with pytest.raises(ConfigurationError, match=r"^classify: .* cannot be used; give a dict from classes of exceptio"):
+        handler(classify=[ValueError])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("group", [{"priority": 2}, {"order": "weighted"}], ids=str)
+def test_priorities_without_slots_would_do_nothing(group: dict[str, Any]) -> None:
+    one = Consumer(Topology("orders", ["5s"]), print, url=URL, priority=group.get("priority", 1))
+    two = Consumer(Topology("mails", ["5s"]), print, url=URL)
+
+    with pytest.raises(ConfigurationError, match=r"^priority: without slots nobody ever waits .*; give slots$"):
+        ConsumerGroup([one, two], priority=group.get("order", "strict"))
+    assert ConsumerGroup([one, two], slots=3, priority=group.get("order", "strict")).queue == "orders, mails"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rabbitdlq.deaths import Arrival
@@ -34,6 +34,7 @@ from rabbitdlq.message import message_of
 from rabbitdlq.topology import Topology
 from rabbitdlq.wire import Properties
 from tests.acceptance.test_readme import blocks
+from tests.unit.strategies import quick
 
 HOUR = timedelta(hours=1)
 DAY = timedelta(days=1)
@@ -53,6 +54,7 @@ def test_the_examples_are_true() -> None:
     assert doctest.testmod(keys) == (0, 2)
 
 
+@settings(quick, max_examples=100)
 @given(st.text(st.characters(exclude_categories=[]), min_size=1, max_size=220), st.text(min_size=1, max_size=9))
 def test_every_key_is_stored_as_short_plain_text_of_its_own(one: str, other: str) -> None:
     stored = stored_key(one)

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rabbitdlq.errors import AccessDenied, BrokerError, BrokerUnavailable, ConfigurationError
@@ -240,6 +240,7 @@ def plainly(pattern: tuple[str, ...], key: tuple[str, ...]) -> bool:
     return bool(key) and pattern[0] in ("*", key[0]) and plainly(pattern[1:], key[1:])
 
 
+@settings(quick, max_examples=100)
 @given(
     st.lists(st.sampled_from("ab*#"), min_size=1, max_size=6), st.lists(st.sampled_from("ab"), min_size=1, max_size=6)
 )

@@ -2,14 +2,16 @@
 
 from datetime import timedelta
 from itertools import pairwise
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rabbitdlq.consumer.rate import LONGEST_WAIT, Pacer, checked_rate, prefetch_for
 from rabbitdlq.errors import ConfigurationError
 from rabbitdlq.rates import Rate
+from tests.unit.strategies import quick
 
 
 class Clock:
@@ -48,6 +50,7 @@ def test_after_an_idle_time_the_next_of_one_second_are_begun_at_once_or_ten_more
     assert pacer.wait == pytest.approx(wait)
 
 
+@settings(quick, max_examples=100)
 @given(st.lists(st.floats(0, 5), max_size=200), st.sampled_from(["1/s", "5/s", "100/m", "200/s", "1000/h"]))
 def test_never_more_than_the_rate_and_a_small_burst_in_any_time(waits: list[float], text: str) -> None:
     clock, rate = Clock(), Rate.parse(text)
@@ -81,7 +84,8 @@ def test_a_rate_is_read_and_shown(text: str, per_second: float, shown: str) -> N
 
 def test_no_rate_is_none() -> None:
     assert checked_rate(None) is None
-    for value in (0, -1, float("inf"), float("nan")):
+    values: tuple[Any, ...] = (0, -1, float("inf"), float("nan"), "100/m", None)
+    for value in values:
         with pytest.raises(ValueError, match="is no rate above zero"):
             Rate(value)
 
@@ -95,6 +99,7 @@ def test_what_is_no_rate_or_too_slow_is_told(text: str, reason: str) -> None:
         checked_rate(text)
 
 
+@settings(quick, max_examples=100)
 @given(st.integers(1, 500), st.floats(1 / 600, 10_000))
 def test_what_is_prefetched_does_not_wait_long(concurrency: int, per_second: float) -> None:
     prefetch = prefetch_for(Rate(per_second), concurrency)

@@ -55,7 +55,7 @@ def test_a_consumer_may_be_told_its_times_as_texts() -> None:
     options = {"grace": "5s", "park_timeout": "1m", "soft_timeout": "5s", "hard_timeout": "1m", "lease": "2h"}
     told = consumer(idempotency="memory:", **options)
 
-    assert (told._grace, told._settle_time, told._timeouts) == (FIVE, 3 * MINUTE, Timeouts(FIVE, MINUTE))
+    assert (told._grace, told._settle_time, told._held.timeouts) == (FIVE, 3 * MINUTE, Timeouts(FIVE, MINUTE))
     assert told._once is not None
     assert told._once.lease == timedelta(hours=2)
 
