@@ -1,6 +1,6 @@
 """Everything that talks AMQP: connections, confirmed publishes, declarations; the only place that knows aio-pika."""
 
-from rabbitdlq.broker.connection import DEFAULT_URL, Channel, Connection, close_channel, parse_version
+from rabbitdlq.broker.connection import DEFAULT_URL, Channel, Connection, close_channel, heartbeat_of, parse_version
 from rabbitdlq.broker.declare import (
     Finding,
     Report,
@@ -39,6 +39,7 @@ __all__ = [
     "count_messages",
     "delete_topology",
     "ensure_topology",
+    "heartbeat_of",
     "new_id",
     "original_properties",
     "parse_version",

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -193,6 +194,15 @@ def parse_version(text: str) -> Version:
 
 def _text(value: object) -> object:
     return value.decode() if isinstance(value, bytes | bytearray) else value
+
+
+def heartbeat_of(url: str) -> float:
+    """Seconds after which a broker that hears nothing may hang up; infinite where heartbeats are switched off."""
+    try:
+        told = URL(url).query.get("heartbeat", "")
+    except ValueError:  # whoever connects says what is wrong with it
+        told = ""
+    return (int(told) if told.isdecimal() else HEARTBEAT_SECONDS) or math.inf
 
 
 def _checked_url(url: str) -> URL:

@@ -103,7 +103,7 @@ def consume(
     lease: Annotated[
         str | None,
         typer.Option(
-            metavar="TIME", help="With --idempotency: how long its claims outlive a dead process; the hard timeout."
+            metavar="TIME", help="With --idempotency: how long claims outlive a dead process; the hard timeout and 90s."
         ),
     ] = None,
     status_port: Annotated[

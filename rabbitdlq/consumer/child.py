@@ -34,7 +34,7 @@ from rabbitdlq.consumer.deadlines import HandlerInterrupted, HandlerTimeout, fai
 from rabbitdlq.consumer.sizes import format_size
 from rabbitdlq.consumer.threads import check_called
 from rabbitdlq.errors import Transient
-from rabbitdlq.failure import Failure
+from rabbitdlq.failure import Failure, inside
 from rabbitdlq.message import Message, decode_payload
 
 __all__ = ["BEGUN", "INTERRUPT", "WHERE", "Ready", "Reply", "Work", "attempt", "begin", "ready"]
@@ -232,7 +232,8 @@ class _Runner:
         if self._told is None:
             return result
         number, failure = self._told
-        ended = isinstance(error, asyncio.CancelledError | HandlerTimeout | HandlerInterrupted)
+        ours = (asyncio.CancelledError, HandlerTimeout, HandlerInterrupted)
+        ended = all(isinstance(each, ours) for each in inside(error))
         if number == INTERRUPT and ended:
             return Interrupted(result.duration_ms)
         if number == INTERRUPT or not isinstance(result, Failed):

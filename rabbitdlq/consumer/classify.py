@@ -76,8 +76,10 @@ class Classifier:
 
     def rule_of(self, error: BaseException) -> Rule:
         """What is done about this exception."""
-        rule = _loses_least([self._of_class(type(each)) for each in self.inside(error)])
-        return rule if rule.known or not self._tells_of_an_outage(error) else OUTAGE
+        rules = [self._of_class(type(each)) for each in self.inside(error)]
+        if all(rule is UNKNOWN for rule in rules):
+            return OUTAGE if self._tells_of_an_outage(error) else UNKNOWN
+        return _loses_least(rules)
 
     def _of_class(self, kind: type[BaseException]) -> Rule:
         rule = self._known.get(kind)

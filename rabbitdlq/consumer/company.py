@@ -5,7 +5,8 @@ was, unless only one was at work.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import ClassVar, Protocol
 from weakref import WeakKeyDictionary, WeakSet
@@ -19,7 +20,7 @@ class _Member(Protocol):
 
 
 class Company:
-    """All consumers of one event loop."""
+    """All consumers of one event loop, which most processes have one of."""
 
     _of_loops: ClassVar["WeakKeyDictionary[asyncio.AbstractEventLoop, Company]"] = WeakKeyDictionary()
 
@@ -39,18 +40,42 @@ class Company:
         """Count its handlers, as long as it is there."""
         self._members.add(member)
 
-    async def opened(self) -> None:
-        """Wait until nobody has to be alone."""
-        while self.holder is not None:
+    def leave(self, member: _Member) -> None:
+        """Its handlers are waited for no longer, though some may run on."""
+        self._members.discard(member)
+        self._changed.set()
+
+    async def opened(self, stopping: Callable[[], bool] = lambda: False) -> None:
+        """Wait until nobody has to be alone, or one is to stop."""
+        while self.holder is not None and not stopping():
             await self._open.wait()
+
+    def ask_again(self) -> None:
+        """Somebody is to stop: let those that wait see it."""
+        self._open.set()
+        if self.holder is not None:
+            self._open.clear()
+        self._changed.set()
+
+    def let_go(self, holder: object) -> None:
+        """It need not be alone any longer; of anybody else this changes nothing."""
+        if self.holder is holder:
+            self.holder = None
+            self._turn.release()  # first: who is next to be alone comes before all others
+            self._open.set()
 
     def left(self) -> None:
         """A handler has ended; to be told while there is a :attr:`holder`."""
         self._changed.set()
 
     @asynccontextmanager
-    async def alone(self, holder: object, within: float) -> AsyncIterator[bool]:
-        """Let nobody else begin, and wait until all others have ended; gives whether they have, in so many seconds."""
+    async def alone(
+        self, holder: object, within: float, stopping: Callable[[], bool] = lambda: False
+    ) -> AsyncIterator[bool]:
+        """Let nobody else begin, and wait until all others have ended, or so many seconds are over, or one is to stop.
+
+        Gives False where another one had its turn all that time. Whoever is inside may be let go before its end.
+        """
         deadline = asyncio.get_running_loop().time() + within
         try:
             async with asyncio.timeout_at(deadline):
@@ -61,18 +86,11 @@ class Company:
         self.holder = holder
         self._open.clear()
         try:
-            yield await self._others_ended(deadline)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(deadline):
+                    while any(member.at_work for member in self._members) and not stopping():
+                        self._changed.clear()
+                        await self._changed.wait()
+            yield True
         finally:
-            self.holder = None
-            self._turn.release()  # first: who is next to be alone comes before all others
-            self._open.set()
-
-    async def _others_ended(self, deadline: float) -> bool:
-        try:
-            async with asyncio.timeout_at(deadline):
-                while any(member.at_work for member in self._members):
-                    self._changed.clear()
-                    await self._changed.wait()
-        except TimeoutError:
-            return False
-        return True
+            self.let_go(holder)

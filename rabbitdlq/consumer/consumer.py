@@ -12,7 +12,7 @@ from typing import Any
 
 import structlog
 
-from rabbitdlq.broker import Delivery, PublishLink
+from rabbitdlq.broker import Delivery, PublishLink, heartbeat_of
 from rabbitdlq.consumer.acknowledging import Held, warn_of_timeouts
 from rabbitdlq.consumer.attempt import Handler
 from rabbitdlq.consumer.breaker import Breaker, BreakerState
@@ -117,8 +117,7 @@ class Consumer:
         self._rate = checked_rate(rate)
         self._prefetch = prefetch = prefetch_for(self._rate, concurrency, prefetch)
         self.topology = topology
-        self.concurrency = concurrency
-        self.priority = priority
+        self.concurrency, self.priority = concurrency, priority
         self.worker = worker or f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:4]}"
         self._url = url
         self._drain, self._grace = drain, checked_duration("grace", grace)
@@ -163,7 +162,7 @@ class Consumer:
         self._ignored = options.ignored(soft_timeout, self._held, self._once)
         self._workers = Workers(concurrency, self._processor.process)
         self._suspects.let_through = self._workers.put
-        self._processor.on_abandoned, self._settler.rungs.on_kept = self._workers.abandon, self._workers.step_aside
+        self._processor.on_abandoned, self._processor.on_kept = self._workers.abandon, self._workers.step_aside
         self._pausing = None if breaker is None else Pausing(topology.name, breaker, prefetch, self._give_back)
         self._gate = Gate(
             lambda: self._workers.wants,
@@ -186,6 +185,7 @@ class Consumer:
             timeouts,
             abandoned_limit(concurrency),
             lambda: self.breaker_state,
+            heartbeat_of(url),
         )
         self._begun = False
 
@@ -251,6 +251,7 @@ class Consumer:
                 self._asking.cancel()
             self._gate.close()
             deaf = await self._workers.end(self._settle_time.total_seconds())
+            self._processor.leave()
             if deaf:  # a handler that swallows its cancellation must not keep the process from ending
                 log.error("handlers_abandoned", queue=self.topology.name, count=deaf)
             await self._attempt.close()
@@ -382,6 +383,7 @@ class Consumer:
         finally:
             self._over.set()
         self._give_back()
+        self._processor.ask_again()
         self._workers.gate = None  # what may still come is given back, too
         hurried = asyncio.create_task(self._hurry.wait())
         idle = asyncio.create_task(self._workers.idle.wait())

@@ -45,6 +45,8 @@ class Vitals:
     blockings: int = 0
     #: messages that wait unacknowledged until a rung of the ladder can be reached
     kept: int = 0
+    #: nothing begins, because one message has to run alone
+    held_up: bool = False
     parks_failed: int = 0
     last_park_failed_at: datetime | None = None
     breaker: BreakerState | None = None
@@ -199,4 +201,6 @@ def _handlers(vitals: Vitals) -> Check:
         words.append(f"{vitals.overdue:,} beyond their soft timeout")
     if vitals.abandoned:
         words.append(f"{vitals.abandoned:,} abandoned and still at work")
+    if vitals.held_up:
+        words.append("nothing begins until one that crashes brought back again and again has run alone")
     return Check("handlers", "degraded" if words else "ok", ", ".join(words) or f"{vitals.in_flight:,} at work")

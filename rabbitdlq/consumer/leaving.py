@@ -5,11 +5,15 @@ At its end Python waits for every thread that is no daemon: asyncio for those of
 process alive that consumes nothing, and a supervisor from starting it anew.
 """
 
+import contextlib
 import os
 import sys
 import threading
 import time
 import traceback
+from collections.abc import Mapping
+from concurrent.futures.thread import _worker  # where its threads wait for work
+from types import FrameType
 
 import structlog
 
@@ -33,15 +37,28 @@ def leave(exit_code: int, *, queue: str, last_words: str | None = None, patience
 
 def _watch(exit_code: int, queue: str, last_words: str | None, patience: float) -> None:
     time.sleep(patience)
-    held_by = [each for each in threading.enumerate() if not each.daemon and each is not threading.main_thread()]
+    held_by = {each: frame for each in threading.enumerate() if (frame := _at_work(each)) is not None}
     if not held_by:
         return  # what is left are the exit handlers of others
-    frames = sys._current_frames()
+    with contextlib.suppress(Exception):  # nobody may be there to read it
+        _tell(queue, held_by, last_words)
+    os._exit(exit_code)
+
+
+def _at_work(thread: threading.Thread) -> FrameType | None:
+    """Where a thread is that is waited for; None for others, and for one of an executor that has nothing to do."""
+    if thread.daemon or thread is threading.main_thread():
+        return None
+    frame = sys._current_frames().get(thread.ident or 0)
+    return None if frame is None or frame.f_code is _worker.__code__ else frame
+
+
+def _tell(queue: str, held_by: Mapping[threading.Thread, FrameType], last_words: str | None) -> None:
     log.error(
         "threads_left_behind",
         queue=queue,
         threads=[each.name for each in held_by],
-        stack="".join(traceback.format_stack(frames.get(held_by[0].ident or 0))[-4:]),
+        stack="".join(traceback.format_stack(next(iter(held_by.values())))[-4:]),
         hint="calls in asyncio.to_thread() cannot be cancelled: give them timeouts of their own, or make the handler "
         "a plain function, or use isolation 'process'",
     )
@@ -49,4 +66,3 @@ def _watch(exit_code: int, queue: str, last_words: str | None, patience: float) 
         print(last_words, file=sys.stderr)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    os._exit(exit_code)

@@ -29,7 +29,7 @@ from rabbitdlq.consumer.outcome import (
 from rabbitdlq.consumer.rungs import Settlement
 from rabbitdlq.consumer.settle import Settler
 from rabbitdlq.consumer.summary import ConsumerSummary
-from rabbitdlq.consumer.suspects import HELD_FOR, Suspects
+from rabbitdlq.consumer.suspects import Suspects
 from rabbitdlq.errors import Transient
 from rabbitdlq.journal import HistoryIndex
 from rabbitdlq.message import Message
@@ -45,8 +45,11 @@ _TOLD = {"left_to_broker": "left_to_broker", "given_back": "released"}
 SEEING_A_LOSS = 0.1
 #: why one is postponed that a crash may have brought back
 OVERDUE = "waited too long for its turn among those that a crash brought back"
-#: and one that comes to its handler in that very moment
+#: and one that comes to its handler in that very moment, or has to be alone, too
 ONE_ALONE = "another one has to run alone"
+#: seconds in which others may end before one runs alone. Who is still at work then has killed nobody for so long; and
+#: without an end of the wait one might never run where handlers take long
+ALONE_WITHIN = 60.0
 
 
 class Processor:
@@ -68,6 +71,9 @@ class Processor:
         self._timeouts = timeouts
         #: is given the task of a handler that nobody waits for any longer, and the one that settles its message instead
         self.on_abandoned: Callable[[asyncio.Task[Any], asyncio.Task[Any]], None] = lambda *_: None
+        #: is given the task of a message that waits for long before it is settled, and holds up nobody
+        self.on_kept: Callable[[asyncio.Task[Any]], None] = lambda _: None
+        settler.rungs.on_kept = self._kept
         #: has the last word on what becomes of a delivery whose handler has run
         self.judge: Callable[[Delivery, Message, Result, Outcome], Outcome] | None = None
         self._opener = Opener(topology, payload_type, index)
@@ -104,6 +110,25 @@ class Processor:
         self._company = company
         company.join(self)
 
+    def _kept(self, task: asyncio.Task[Any], delivery: Delivery) -> None:
+        self.on_kept(task)
+        self._suspects.done(delivery)  # it runs nothing any more: the next one, please
+
+    def leave(self) -> None:
+        """The consumer has ended: nobody waits for what of its handlers runs on."""
+        for running in self._running.values():
+            self._company.let_go(running.delivery)
+        self._company.leave(self)
+
+    def ask_again(self) -> None:
+        """The consumer is to stop: whoever waits for another one's end need not."""
+        self._company.ask_again()
+
+    @property
+    def held_up(self) -> bool:
+        """Whether nothing begins, because one has to run alone; may be asked from another thread."""
+        return self._company.holder is not None
+
     @property
     def at_work(self) -> int:
         """How many handlers run, without those that were given up."""
@@ -111,7 +136,7 @@ class Processor:
 
     async def _process(self, delivery: Delivery, *, suspect: bool) -> None:
         if self._company.holder is not None and delivery not in self._suspects.overdue:
-            await self._company.opened()
+            await self._company.opened(self._stopping)
         if delivery.gone:
             return
         message: Message | None = None
@@ -149,19 +174,33 @@ class Processor:
         """Run it with all the caution that a message deserves which a crash has brought back."""
         if (park := await self._suspects.convicted(delivery, message)) is not None:
             return park
-        if not self._suspects.on_its_last(message):
+        if not self._suspects.on_its_last(delivery, message):
             return await self._once_or_always(message, delivery)
+        if self._once is not None and (instead := await self._not_to_run(self._once, message, delivery)) is not None:
+            return instead
         log.warning(
             "message_runs_alone",
             message_id=message.id,
             queue=message.queue,
             attempt=message.attempt,
-            consequence="nothing else begins in this process until it has ended",
+            consequence="nothing else begins in this process until it has ended or is given up",
         )
-        async with self._company.alone(delivery, HELD_FOR) as alone:
+        async with self._company.alone(delivery, ALONE_WITHIN, self._stopping) as alone:
             if delivery.gone:
                 return None
-            return await self._once_or_always(message, delivery) if alone else Postponed(OVERDUE, 0.0)
+            return await self._once_or_always(message, delivery) if alone else Postponed(ONE_ALONE, 0.0)
+
+    async def _not_to_run(self, once: Once, message: Message, delivery: Delivery) -> Outcome | None:
+        """What the store makes of it without a run: nobody is to wait for one that does not run."""
+        begun = await once.begin(message)
+        if isinstance(begun, Failed):
+            return self._decide(delivery, message, begun)
+        if not isinstance(begun, tuple):
+            return begun
+        claimed, claim = begun
+        if claim is not None:
+            await once.end(claimed, claim, Released(0.0))
+        return None
 
     async def _settle(self, delivery: Delivery, message: Message, outcome: Outcome) -> Settlement:
         settlement = await self._settler.settle(delivery, message, outcome)
@@ -199,6 +238,8 @@ class Processor:
             # once the store says that it is done nobody asks the handler again: the journal has to know why before
             if await self._settle(delivery, message, outcome) == "too_late":
                 ended = Released(0.0)
+            else:
+                await self._suspects.end(delivery)
             outcome = None
         if claim is not None and delivery not in self._runs_on:
             await once.end(message, claim, ended)
@@ -306,6 +347,7 @@ class Processor:
         running.given_up = True
         self._given_up += 1
         del self._running[running.task]
+        self._company.let_go(running.delivery)  # its task is still in there, and may be so for ever
         self._company.left()
         message, took = running.message, (perf_counter() - running.began) * 1000
         log.error(

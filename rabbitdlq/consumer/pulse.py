@@ -22,14 +22,16 @@ BLOCKED_SECONDS = 2.0
 class Pulse:
     """Watches the event loop of the thread that makes it, from :meth:`start` to :meth:`stop`."""
 
-    def __init__(self, queue: str, every: float, blocked: float = BLOCKED_SECONDS) -> None:
-        """``every``: seconds between two beats of a loop that is well."""
+    def __init__(self, queue: str, every: float, heartbeat: float, blocked: float = BLOCKED_SECONDS) -> None:
+        """``every``: seconds between two beats of a loop that is well; ``heartbeat``: seconds after which a broker that
+        hears nothing may hang up."""
+        self._heartbeat = heartbeat
         self._queue = queue
         self._limit = every + blocked
         self._thread_id = threading.get_ident()
         self._beat = time.monotonic()
         self._told_of: float | None = None
-        #: when the loop was seen to stand still last, by :func:`time.perf_counter`
+        #: when it stood still last for so long that the broker may have hung up, by :func:`time.perf_counter`
         self.stood_still_at = -1.0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name=f"rabbitdlq-pulse-{queue[:20]}", daemon=True)
@@ -54,10 +56,11 @@ class Pulse:
         while not self._over.wait(self._limit / 8):
             beat = self._beat
             still = time.monotonic() - beat
+            if still >= self._heartbeat:
+                self.stood_still_at = time.perf_counter()
             if still < self._limit or self._told_of == beat:
                 continue
             self._told_of = beat
-            self.stood_still_at = time.perf_counter()
             frame = sys._current_frames().get(self._thread_id)
             stack = "" if frame is None else "".join(traceback.format_stack(frame)[-8:])
             log.error(

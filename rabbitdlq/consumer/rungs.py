@@ -63,8 +63,8 @@ class Rungs:
         self.until = datetime.min.replace(tzinfo=UTC)
         #: what settles messages that wait unacknowledged until their rung can be reached
         self._keeping: set[asyncio.Task[Any]] = set()
-        #: is given each of these tasks, once: whoever else has work to do need not wait for it
-        self.on_kept: Callable[[asyncio.Task[Any]], None] = lambda _: None
+        #: is given each of these tasks, once, and its delivery: whoever else has work to do need not wait for it
+        self.on_kept: Callable[[asyncio.Task[Any], Delivery], None] = lambda *_: None
         #: declares again what is missing of the topology, on the session at hand
         self.repair: Callable[[], Awaitable[object]] | None = None
 
@@ -83,17 +83,17 @@ class Rungs:
         """
         task = asyncio.current_task()
         assert task is not None
-        slow = asyncio.get_running_loop().call_later(_PROMPT, self._keep, task)
+        slow = asyncio.get_running_loop().call_later(_PROMPT, self._keep, task, delivery)
         try:
             return await self._put_or_keep(delivery, message, rung, properties, else_nack, task)
         finally:
             slow.cancel()
             self._keeping.discard(task)
 
-    def _keep(self, task: asyncio.Task[Any]) -> None:
+    def _keep(self, task: asyncio.Task[Any], delivery: Delivery) -> None:
         if task not in self._keeping:
             self._keeping.add(task)
-            self.on_kept(task)
+            self.on_kept(task, delivery)
 
     async def _put_or_keep(
         self,
@@ -104,6 +104,8 @@ class Rungs:
         else_nack: bool,
         task: asyncio.Task[Any],
     ) -> Settlement:
+        if delivery.gone:  # the journal may have taken its time
+            return "too_late"
         pause, told, mended = min(max(rung.delay, _SHORTEST_PAUSE), _LONGEST_PAUSE), False, False
         while (error := await self._put(message, rung, properties)) is not None:
             if is_missing(error) and not mended:
@@ -128,7 +130,7 @@ class Rungs:
             if nack:
                 return "done" if delivery.nack(requeue=False) else "too_late"
             # given back it would be here again at once, and each time one delivery nearer to the limit of its queue
-            self._keep(task)
+            self._keep(task, delivery)
             await self._pause(pause)
             if isinstance(error, PublishUnconfirmed):  # it may have arrived: each try may be a copy
                 pause = min(2 * pause, _UNCONFIRMED_PAUSE)

@@ -94,6 +94,7 @@ class Signs:
             parking_blocked=_told(self._parking.blocked or self._journaling.blocked),
             blockings=self._parking.blockings,
             kept=self._processor.kept,
+            held_up=self._processor.held_up,
             parks_failed=self._processor.summary.left_to_broker,
             last_park_failed_at=self._last_left_at,
             breaker=self._breaker,

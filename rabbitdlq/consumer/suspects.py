@@ -18,6 +18,7 @@ from rabbitdlq import journal, names
 from rabbitdlq.broker import Delivery
 from rabbitdlq.consumer.outcome import Park
 from rabbitdlq.consumer.settle import Settler
+from rabbitdlq.consumer.suspicion import Suspicion
 from rabbitdlq.errors import BrokerError
 from rabbitdlq.failure import Failure, fingerprint
 from rabbitdlq.journal import HistoryIndex, JournalReader, JournalWriter, StartKey
@@ -136,10 +137,7 @@ class Suspects:
         """
         suspicion = self._settler.suspicions.of(delivery)
         await self._look_back(suspicion.since)
-        starts = self._index.starts(start_key(message))
-        if message.id_derived and suspicion.crashes < MAX_STARTS and len(starts) < CERTAIN_STARTS:
-            # equal messages are not one: the others' handlers may be at work elsewhere, and have crashed nothing
-            starts = [start for start in starts if start < datetime.now(UTC) - self._hard_timeout]
+        starts = self._unended(suspicion, message)
         if len(starts) >= MAX_STARTS:
             return _crashed(
                 message,
@@ -151,9 +149,18 @@ class Suspects:
             return _crashed(message, f"{suspicion.crashes} processes that had it were gone before it was settled")
         return None
 
-    def on_its_last(self, message: Message) -> bool:
+    def on_its_last(self, delivery: Delivery, message: Message) -> bool:
         """Whether one more beginning without an end convicts it: to be sure, nothing else may be at work then."""
-        return len(self._index.starts(start_key(message))) >= MAX_STARTS - 1
+        return len(self._unended(self._settler.suspicions.of(delivery), message, 1)) >= MAX_STARTS - 1
+
+    def _unended(self, suspicion: Suspicion, message: Message, more: int = 0) -> list[datetime]:
+        """When its handler began that did not end, and is not at work elsewhere; as it is after so many ``more``."""
+        starts = self._index.starts(start_key(message))
+        few = suspicion.crashes + more < MAX_STARTS and len(starts) + more < CERTAIN_STARTS
+        if message.id_derived and few:
+            # equal messages are not one: the others' handlers may be at work elsewhere, and have crashed nothing
+            return [start for start in starts if start < datetime.now(UTC) - self._hard_timeout]
+        return starts
 
     async def begin(self, delivery: Delivery, message: Message) -> None:
         """Tell the journal that its handler begins."""

@@ -29,8 +29,11 @@ class Watch:
         timeouts: Timeouts,
         abandoned_limit: int,
         breaker_state: Callable[[], BreakerState | None],
+        heartbeat: float,
     ) -> None:
-        """``abandoned_limit``: of handlers that did not end when they had to, the process bears so many."""
+        """``abandoned_limit``: of handlers that did not end when they had to, the process bears so many; ``heartbeat``
+        of the connection, in seconds."""
+        self._heartbeat = heartbeat
         self._queue = queue
         self._processor = processor
         self._signs = signs
@@ -42,7 +45,7 @@ class Watch:
 
     async def run(self, stop: Callable[[], None]) -> None:
         """Look until cancelled; ``stop`` is called when the process has had enough."""
-        pulse = Pulse(self._queue, self._every)
+        pulse = Pulse(self._queue, self._every, self._heartbeat)
         self._processor.join(Company.of_this_loop())
         self._processor.stood_still_at = lambda: pulse.stood_still_at
         pulse.start()

@@ -193,7 +193,7 @@ class Workers:
                     log.exception("worker_failed", delivery_tag=delivery.tag)
             finally:
                 replaced = me in self._replaced
-                if not replaced or me not in self._abandoned:
+                if me not in self._abandoned:
                     self._freed(me)
             if replaced:
                 self._abandoned.discard(me)

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from rabbitdlq import Message, RetryAfter, Topology
 from rabbitdlq.idempotency import MemoryStore
 from tests.broker.kit import Bench, until
-from tests.broker.looks import all_empty
+from tests.broker.looks import all_empty, give_back
 from tests.broker.proxy import Proxy, parking
 
 pytestmark = pytest.mark.parametrize("queue_type", ["quorum"])
@@ -60,6 +60,26 @@ async def test_what_cannot_be_postponed_is_kept_and_health_says_so(bench: Bench)
     assert [message.attempt for message in seen] == [1], "the end of the consumer gave it back"
     assert seen[0].headers.get("x-delivery-count", 0) <= 1
     assert await all_empty(bench, topology)
+
+
+async def test_what_is_kept_holds_up_no_suspect_behind_it(bench: Bench) -> None:
+    """What a crash brought back runs one at a time: all waited for the one that waited for its rung."""
+    topology = await bench.declared(["50ms"])
+    store, _ = await claimed(topology, "m")
+    await bench.send(topology, "claimed", message_id="m")
+    await bench.send(topology, *range(5))
+    await give_back(bench, topology, 6)
+    done: list[object] = []
+
+    async def handler(message: Message) -> None:
+        done.append(message.payload)
+
+    async with Proxy(bench.url) as proxy:
+        proxy.refuse(parking)
+        async with bench.running(topology, handler, url=proxy.url, idempotency=store) as consumer:
+            await until(lambda: len(done) == 5, "the others are done")
+            await until(lambda: consumer.health().check("parking").text.startswith("1 messages wait"), "it is kept")
+    assert sorted(map(str, done)) == list("01234")
 
 
 async def test_a_rung_that_is_gone_is_declared_again(bench: Bench) -> None:

@@ -1,4 +1,4 @@
-"""One handler alone in its process: the others end first, and begin again only after it."""
+"""One handler alone in its process: the others have time to end first, and begin again only after it."""
 
 import asyncio
 import gc
@@ -69,18 +69,56 @@ async def test_others_wait_until_it_is_over_and_for_the_next_that_has_to_be_alon
     assert seen == [0, 1, "other"]
 
 
-async def test_who_cannot_be_alone_in_time_is_told_and_the_others_go_on() -> None:
+async def test_others_that_take_long_are_not_waited_for_without_end_and_a_turn_neither() -> None:
     company = Company()
     member = Member(company, 1)
     async with company.alone("me", 0.01) as alone:
-        assert not alone
+        assert (alone, member.at_work) == (True, 1), "it is not alone, but nobody else begins"
+        assert company.holder == "me"
+        async with company.alone("second", 0.01) as second:
+            assert not second
+        assert company.holder == "me"
     assert company.holder is None
-    member.ends_one()
 
-    async with company.alone("first", 10) as first, company.alone("second", 0.01) as second:
-        assert (first, second) == (True, False)
-        assert company.holder == "first"
+
+async def test_one_that_is_given_up_lets_the_others_go_on_and_its_end_changes_nothing_for_the_next() -> None:
+    company = Company()
+    async with company.alone("deaf", 10):
+        waiting = asyncio.create_task(company.opened())
+        await turns()
+        company.let_go("somebody else")
+        await turns()
+        assert not waiting.done()
+        company.let_go("deaf")
+        await asyncio.wait_for(waiting, 1)
+        async with company.alone("next", 10) as alone:
+            assert alone
+            company.let_go("deaf")
+            assert company.holder == "next"
     assert company.holder is None
+    async with company.alone("last", 10) as alone:
+        assert alone
+
+
+async def test_one_that_is_to_stop_waits_for_nobody_and_one_that_has_left_is_not_waited_for() -> None:
+    company = Company()
+    member, stopping = Member(company, 1), asyncio.Event()
+
+    async def lonely() -> None:
+        async with company.alone("me", 10, stopping.is_set):
+            await company.opened(stopping.is_set)
+
+    task = asyncio.create_task(lonely())
+    await turns()
+    stopping.set()
+    company.ask_again()
+    await asyncio.wait_for(task, 1)
+
+    task = asyncio.create_task(company.opened(stopping.is_set))
+    await asyncio.wait_for(task, 1)
+    company.leave(member)
+    async with company.alone("me", 10) as alone:
+        assert alone
 
 
 async def test_a_member_that_is_gone_counts_no_longer_and_each_loop_has_a_company() -> None:

@@ -1,6 +1,7 @@
 """One delivery brought to its end, without a broker: whatever fails on the way, the broker finds the message again."""
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any, cast
@@ -49,7 +50,7 @@ class Turns:
     async def convicted(self, *_: object) -> None:
         pass
 
-    def on_its_last(self, message: Message) -> bool:
+    def on_its_last(self, _: Delivery, __: Message) -> bool:
         return self.last
 
     async def begin(self, delivery: Delivery, message: Message) -> None:
@@ -187,6 +188,72 @@ async def test_a_suspect_whose_turn_did_not_come_in_time_is_postponed_and_its_ha
     assert station.noted.steps == ["published: orders", "ack"]
     assert station.processor.summary.postponed == 1
     assert names.SUSPECT in station.noted.published[0].properties.table
+
+
+class TestTheLastBeginningOfASuspect:
+    """Nothing else begins meanwhile: it must not last longer than it has to."""
+
+    def station(self, handler: Callable[[Message], Awaitable[None]], **options: Any) -> tuple[Station, Delivery]:
+        station = Station(handler, **options)
+        station.turns.last = True
+        station.turns.current = delivery = station.noted.delivery(redelivered=True)
+        return station, delivery
+
+    async def test_ends_when_its_handler_is_given_up(self) -> None:
+        over, seen = asyncio.Event(), list[str]()
+
+        async def deaf(message: Message) -> None:
+            seen.append(message.id)
+            while len(seen) == 1 and not over.is_set():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await over.wait()
+
+        limit = timedelta(milliseconds=1)
+        station, delivery = self.station(deaf, timeouts=Timeouts(limit, limit))
+        working = asyncio.create_task(station.process(delivery))
+        try:
+            async with asyncio.timeout(5):
+                while not seen:
+                    await asyncio.sleep(0.001)
+                assert station.processor.held_up
+                while station.processor.held_up:
+                    station.processor.look_at_the_clock()
+                    await asyncio.sleep(0.001)
+            await station.process(station.noted.delivery())
+            assert len(seen) == 2, "the next one runs"
+        finally:
+            over.set()
+            await working
+
+    async def test_makes_nobody_wait_where_its_work_is_claimed_elsewhere(self) -> None:
+        store = MemoryStore()
+        await store.open()
+        await store.claim(KEY, MINUTE)
+        station, delivery = self.station(fine, store=store)
+        with capture_logs() as logs:
+            await station.process(delivery)
+        assert station.processor.summary.postponed == 1
+        assert "message_runs_alone" not in [line["event"] for line in logs]
+
+    async def test_is_told_of_as_ended_where_it_was_dropped_after_the_loop_had_stood_still(self) -> None:
+        async def drop(_: Message) -> None:
+            raise Drop("no use")
+
+        store = MemoryStore()
+        await store.open()
+        station, delivery = self.station(drop, store=store)
+        station.processor.stood_still_at = lambda: float("inf")
+        await station.process(delivery)
+        assert station.turns.told == ["begin", "end"]
+
+    async def test_one_that_is_lost_after_the_loop_had_stood_still_has_not_ended(self) -> None:
+        async def lost(_: Message) -> None:
+            station.noted.is_closed = True
+
+        station, delivery = self.station(lost)
+        station.processor.stood_still_at = lambda: float("inf")
+        await station.process(delivery)
+        assert station.turns.told == ["begin"]
 
 
 WAITED = death(ORDERS.rungs[1].queue, "expired")
