@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-HANGING = "threading.Thread(target=time.sleep, args=(60,), name='hangs').start()"
-IDLE = "ThreadPoolExecutor(1).submit(print, 'done').result()"
+HANGING = "threading.Thread(target=time.sleep, args=(20,), name='hangs').start()"
+IDLE = "pool = ThreadPoolExecutor(1); pool.submit(print, 'done').result()"
 PROGRAM = """
 import sys, threading, time
 from concurrent.futures import ThreadPoolExecutor
@@ -41,7 +41,7 @@ def test_a_thread_that_hangs_is_named_and_the_process_ends_with_its_last_words()
 def test_it_ends_too_where_nobody_reads_any_more(stream: str) -> None:
     with program(HANGING) as process:
         getattr(process, stream).close()
-        assert process.wait(30) == 7
+        assert process.wait(10) == 7
 
 
 def test_a_thread_that_has_nothing_to_do_ends_nobody() -> None:
