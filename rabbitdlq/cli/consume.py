@@ -31,7 +31,7 @@ from rabbitdlq.status import StatusServer
 __all__ = ["consume", "load_handler"]
 
 T_co = TypeVar("T_co", covariant=True)
-LOCAL = "127.0.0.1"
+LOCAL, LAST_PORT = "127.0.0.1", 65_535
 
 
 def consume(
@@ -241,6 +241,8 @@ def _check_used(
             "--idempotency: each of several processes would have a memory of its own; give a store that they share, "
             "like sqlite:FILE"
         )
+    if status_port is not None and status_port + processes - 1 > LAST_PORT:
+        raise ConfigurationError(f"--status-port: {processes} processes from {status_port} on go beyond {LAST_PORT}")
     if status_host is not None and status_port is None:
         raise ConfigurationError("--status-host: nothing is served without a port; give --status-port, too")
 

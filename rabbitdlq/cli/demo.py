@@ -21,7 +21,7 @@ from rabbitdlq.cli.options import Options, options_of
 from rabbitdlq.dead_letters import DLQManager
 from rabbitdlq.definitions import definitions
 from rabbitdlq.demo import FAILING, TOPOLOGY_FILE, jsonl
-from rabbitdlq.errors import BrokerError, ConfigurationError
+from rabbitdlq.errors import BrokerError, ConfigurationError, TopologyMismatch
 from rabbitdlq.settings import load_topologies
 from rabbitdlq.topology import Topology
 
@@ -32,6 +32,10 @@ QUEUE = "orders"
 FILES = {3: "orders-3.x.json", 4: "orders.json"}
 #: the application's exchange, which others may have, too
 SHOP = frozenset({("exchange", "shop")})
+_IN_USE = ConfigurationError(
+    f"demo: the broker has a work queue {QUEUE!r} in use; run the demo on another broker, for instance "
+    "with 'rabbitdlq broker run -- rabbitdlq demo' and RABBITDLQ_URL unset"
+)
 
 
 def demo(context: typer.Context) -> None:
@@ -128,7 +132,10 @@ class Demo:
     async def _look(self) -> frozenset[tuple[str, str]]:
         """What of the topology is there already; raises :class:`ConfigurationError` where it is in use."""
         async with await Connection.open(self._options.url, "rabbitdlq demo") as connection:
-            found = (await check_topology(connection, self._topology)).present
+            try:
+                found = (await check_topology(connection, self._topology)).present
+            except TopologyMismatch as error:
+                raise _IN_USE from error  # whose it is does not want the demo's delays
         if found - SHOP:
             await self._refuse_to_disturb()
         return found
@@ -144,10 +151,7 @@ class Demo:
         async with DLQManager(self._topology, url=self._options.url) as manager:
             (found,) = await manager.summary()
         if any((found.waiting, found.dead, found.consumers, *found.on_ladder.values())):
-            raise ConfigurationError(
-                f"demo: the broker has a work queue {QUEUE!r} in use; run the demo on another broker, for instance "
-                "with 'rabbitdlq broker run -- rabbitdlq demo' and RABBITDLQ_URL unset"
-            )
+            raise _IN_USE
 
     def _import(self, connection: Connection) -> str | None:
         """Load the definitions by the management API, where its URL is known; gives where they came from."""

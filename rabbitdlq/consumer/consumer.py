@@ -34,7 +34,7 @@ from rabbitdlq.consumer.summary import ConsumerSummary
 from rabbitdlq.consumer.suspects import Suspects
 from rabbitdlq.consumer.watch import Watch
 from rabbitdlq.consumer.workers import Workers
-from rabbitdlq.errors import BrokerError, ConfigurationError, TopologyMismatch
+from rabbitdlq.errors import BrokerError, BrokerUnavailable, ConfigurationError, TopologyMismatch
 from rabbitdlq.idempotency import IdempotencyStore
 from rabbitdlq.journal import HistoryIndex, JournalWriter
 from rabbitdlq.limits import TOPOLOGY_FORM, check_kind, check_whole, checked_duration
@@ -285,6 +285,8 @@ class Consumer:
                 if not await self._opened(session):
                     return
             except BrokerError as error:
+                # a handler may have begun at once, and blocked the event loop until there was no line any more
+                first = first and not (session.began and isinstance(error, BrokerUnavailable))
                 if first or isinstance(error, TopologyMismatch):
                     raise
                 self.signs.enter("lost", str(error))
@@ -391,9 +393,7 @@ class Consumer:
             await asyncio.wait(
                 [hurried, idle], timeout=self._grace.total_seconds(), return_when=asyncio.FIRST_COMPLETED
             )
-            interrupted = self._processor.interrupt()
-            if interrupted:
-                log.warning("handlers_interrupted", queue=self.topology.name, count=interrupted)
+            await self._processor.interrupt()
             await asyncio.wait([idle], timeout=self._settle_time.total_seconds())
         finally:
             hurried.cancel()

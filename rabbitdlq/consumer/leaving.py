@@ -47,10 +47,16 @@ def _watch(exit_code: int, queue: str, last_words: str | None, patience: float) 
 
 def _at_work(thread: threading.Thread) -> FrameType | None:
     """Where a thread is that is waited for; None for others, and for one of an executor that has nothing to do."""
-    if thread.daemon or thread is threading.main_thread():
+    if thread.daemon or thread is threading.main_thread() or thread.name.endswith("(_do_shutdown)"):  # asyncio's own
         return None
     frame = sys._current_frames().get(thread.ident or 0)
     return None if frame is None or frame.f_code is _worker.__code__ else frame
+
+
+def _own(frame: FrameType) -> list[traceback.FrameSummary]:
+    """The places of a stack, without those of the standard library's threads."""
+    stack = traceback.extract_stack(frame)
+    return [each for each in stack if not each.filename.endswith(("threading.py", "concurrent/futures/thread.py"))]
 
 
 def _tell(queue: str, held_by: Mapping[threading.Thread, FrameType], last_words: str | None) -> None:
@@ -58,7 +64,7 @@ def _tell(queue: str, held_by: Mapping[threading.Thread, FrameType], last_words:
         "threads_left_behind",
         queue=queue,
         threads=[each.name for each in held_by],
-        stack="".join(traceback.format_stack(next(iter(held_by.values())))[-4:]),
+        stack="".join(traceback.format_list(_own(next(iter(held_by.values())))[-6:])),
         hint="calls in asyncio.to_thread() cannot be cancelled: give them timeouts of their own, or make the handler "
         "a plain function, or use isolation 'process'",
     )

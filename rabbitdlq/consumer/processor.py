@@ -1,6 +1,7 @@
 """What happens to one delivery: open it, run the attempt, decide the outcome, settle, log one line."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -30,6 +31,7 @@ from rabbitdlq.consumer.rungs import Settlement
 from rabbitdlq.consumer.settle import Settler
 from rabbitdlq.consumer.summary import ConsumerSummary
 from rabbitdlq.consumer.suspects import Suspects
+from rabbitdlq.consumer.telling import Telling
 from rabbitdlq.errors import Transient
 from rabbitdlq.journal import HistoryIndex
 from rabbitdlq.message import Message
@@ -39,8 +41,8 @@ __all__ = ["Processor"]
 
 log = structlog.stdlib.get_logger(__name__)
 
-#: what a delivery's line says where its outcome was not what it came to
-_TOLD = {"left_to_broker": "left_to_broker", "given_back": "released"}
+#: seconds in which handlers that are interrupted may clean up, and threads and processes be left or killed
+CLEANUP_SECONDS = 6.0
 #: seconds in which a loop that stood still notices that its connection is gone
 SEEING_A_LOSS = 0.1
 #: why one is postponed that a crash may have brought back
@@ -83,8 +85,7 @@ class Processor:
         self._suspects = suspects
         self._once = once
         self._stopping = stopping
-        #: bound at the first line: most of what one that is not shown costs is finding out that it is not
-        self._log: structlog.stdlib.BoundLogger | None = None
+        self._telling = Telling(topology.name)
         #: their handlers may still be at work: a claim on what they work on stays
         self._runs_on: set[Delivery] = set()
         self._running: dict[asyncio.Task[Any], Running] = {}
@@ -205,7 +206,7 @@ class Processor:
     async def _settle(self, delivery: Delivery, message: Message, outcome: Outcome) -> Settlement:
         settlement = await self._settler.settle(delivery, message, outcome)
         self.summary.count(outcome, settlement)
-        self._tell(message, outcome, settlement)
+        self._telling.settled(message, outcome, settlement)
         return settlement
 
     def release(self, delivery: Delivery) -> None:
@@ -213,11 +214,19 @@ class Processor:
         if delivery.nack(requeue=True):
             self.summary.released += 1
 
-    def interrupt(self) -> int:
-        """Cancel the handlers that run, and nothing that is being settled; gives their number."""
+    async def interrupt(self) -> None:
+        """Cancel the handlers that run, and nothing that is being settled; the messages of deaf ones go back."""
+        if not self._running:
+            return
+        log.warning("handlers_interrupted", queue=self._topology.name, count=len(self._running))
         for task in self._running:
             task.cancel()
-        return len(self._running)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLEANUP_SECONDS):
+                while self._running:
+                    await asyncio.sleep(0.02)
+        for running in list(self._running.values()):
+            self._leave_behind(running, Released(0.0), "it did not end when the consumer did: its message goes back")
 
     def _once_or_always(self, message: Message, delivery: Delivery) -> Coroutine[Any, Any, Outcome | None]:
         # no coroutine of its own: most consumers have no store, and every message comes by here
@@ -343,25 +352,30 @@ class Processor:
                 return result
 
     def _give_up(self, running: Running) -> None:
-        """Settle its message without it: it does not listen. Somebody else takes its place."""
+        """Its attempt has failed: it does not listen."""
+        took = (perf_counter() - running.began) * 1000
+        failed = Failed(
+            running.failure(self._timeouts.hard), Rule(Transient), datetime.now(UTC), took, reason=names.TIMEOUT
+        )
+        outcome = self._decide(running.delivery, running.message, failed)
+        self._leave_behind(running, outcome, "it did not end when it was cancelled: the attempt has failed")
+
+    def _leave_behind(self, running: Running, outcome: Outcome, consequence: str) -> None:
+        """Settle its message without it. Somebody else takes its place."""
         running.given_up = True
         self._given_up += 1
         del self._running[running.task]
         self._company.let_go(running.delivery)  # its task is still in there, and may be so for ever
         self._company.left()
-        message, took = running.message, (perf_counter() - running.began) * 1000
+        message = running.message
         log.error(
             "handler_abandoned",
             message_id=message.id,
             queue=message.queue,
             attempt=message.attempt,
-            duration_s=round(took / 1000, 1),
-            consequence="it did not end when it was cancelled: the attempt has failed, and it is left to itself",
+            duration_s=round(perf_counter() - running.began, 1),
+            consequence=f"{consequence}, and it is left to itself",
         )
-        failed = Failed(
-            running.failure(self._timeouts.hard), Rule(Transient), datetime.now(UTC), took, reason=names.TIMEOUT
-        )
-        outcome = self._decide(running.delivery, message, failed)
         settling = asyncio.create_task(self._settle_without(running.delivery, message, outcome))
         self.on_abandoned(running.task, settling)
 
@@ -374,22 +388,3 @@ class Processor:
             log.exception("delivery_unsettled", queue=self._topology.name, delivery_tag=delivery.tag)
         finally:
             self._suspects.done(delivery)
-
-    def _tell(self, message: Message, outcome: Outcome, settlement: Settlement) -> None:
-        """The one line of a delivery that ended; failures have said so already, with their error.
-
-        A program that has not set structlog up would have every success printed: there they are left out.
-        """
-        if settlement != "too_late" and not structlog.is_configured():
-            return
-        if self._log is None:
-            self._log = log.bind(queue=self._topology.name)
-        tell = self._log.warning if settlement == "too_late" else self._log.debug
-        tell(
-            "delivery_lost" if settlement == "too_late" else "delivery_settled",
-            message_id=message.id,
-            attempt=message.attempt,
-            max_attempts=message.max_attempts,
-            outcome=_TOLD.get(settlement, outcome.name),
-            duration_ms=round(outcome.duration_ms, 3),
-        )

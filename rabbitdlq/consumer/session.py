@@ -56,6 +56,8 @@ class Session:
         #: set when the session is over; :attr:`reason` says why
         self.ended = asyncio.Event()
         self.reason = ""
+        #: the broker may have sent the first delivery
+        self.began = False
 
     async def open(self) -> None:
         """Connect, see to the topology, read the journal to its end, and only then take work.
@@ -69,6 +71,7 @@ class Session:
             self.version, self.vhost = self._connection.version, self._connection.vhost
             self._on_ready(self)
             if self._prefetch:
+                self.began = True
                 await self._take(self._prefetch)
         except BaseException:
             await self.close()

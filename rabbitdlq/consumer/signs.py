@@ -101,7 +101,7 @@ class Signs:
             silence=timedelta(seconds=silence),
             silence_limit=timedelta(seconds=self._timeouts.look_every + BLOCKED_SECONDS),
             overdue=self._processor.running_for(soft),
-            abandoned=self._workers.abandoned,
+            abandoned=self._processor.abandoned,
             in_flight=self._workers.busy,
             waiting=self._workers.waiting + self._suspects.held,
             last_settled_at=self._last_settled_at,

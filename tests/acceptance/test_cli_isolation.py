@@ -190,6 +190,22 @@ async def handle(message):
 """
 
 
+async def test_a_handler_that_does_not_listen_is_left_behind_and_its_message_goes_back(shell: Shell) -> None:
+    """It held the process for a minute beyond the grace time, and its message came back as if of a crash."""
+    shell.write("shop.py", DEAF)
+    await shell.declare()
+    await shell.bench.send(shell.topology, "x")
+    running = await shell.start("consume", shell.queue, "--handler", "shop:handle", "--grace", "100ms")
+    await until(lambda: len(shell.noted()) == 1, "it runs")
+
+    running.send(signal.SIGTERM)
+    done = await running.end(deadline=20)
+
+    assert done.code == 0, done.err
+    assert done.lines[-1] == "0 succeeded, 0 retried, 0 parked, 1 given back"
+    await rests(shell.bench, shell.queue, 1)
+
+
 async def test_a_process_whose_handlers_do_not_end_ends_all_the_same_and_a_supervisor_starts_it_anew(
     shell: Shell,
 ) -> None:

@@ -6,6 +6,8 @@ from collections import Counter
 import pytest
 
 from rabbitdlq import Message, Permanent
+from rabbitdlq.consumer.session import Session
+from rabbitdlq.errors import BrokerUnavailable
 from rabbitdlq.journal import JournalEvent, JournalWriter
 from tests.broker.kit import Bench, until
 from tests.broker.looks import all_empty, consumed, rests
@@ -138,6 +140,25 @@ async def test_a_broker_that_refuses_connections_for_a_while_is_tried_again(benc
 
 
 @pytest.mark.parametrize("queue_type", ["quorum"])
+async def test_a_start_that_is_lost_when_messages_may_have_come_is_tried_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handler that began at once had blocked the event loop: the consumer ended, and blamed the broker."""
+    topology = await bench.declared(["50ms"])
+    take, lost = Session._take, list[int]()
+
+    async def lose(session: Session, prefetch: int) -> None:
+        if not lost:
+            lost.append(prefetch)
+            raise BrokerUnavailable("consuming: no answer in time")
+        await take(session, prefetch)
+
+    monkeypatch.setattr(Session, "_take", lose)
+    await bench.send(topology, "x")
+    consumer = await bench.drain(topology, lambda _: None)
+    assert (len(lost), consumer.summary.succeeded) == (1, 1)
+
+
 async def test_settling_one_of_several_leaves_its_neighbours_alone(bench: Bench) -> None:
     """C45: an ack or a nack with ``multiple`` settles those that are still being worked on."""
     topology = await bench.declared(["10m"])
