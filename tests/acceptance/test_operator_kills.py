@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,7 @@ import pytest
 from aiormq.exceptions import AMQPError, ChannelLockedResource
 
 from rabbitdlq import names
-from rabbitdlq.broker import ConsumingChannel, Delivery, Outgoing, PublishLink
-from rabbitdlq.broker.stream import PublishStream
+from rabbitdlq.broker import ConsumingChannel, Delivery, PublishLink
 from rabbitdlq.dead_letters.archive import ArchiveWriter, read_archive
 from rabbitdlq.dead_letters.run_log import RunLog
 from rabbitdlq.dead_letters.selection import Selection
@@ -36,7 +34,7 @@ from rabbitdlq.wire import Properties
 from tests.acceptance.cli import Done, Shell
 from tests.broker.kit import until
 from tests.broker.looks import all_empty
-from tests.broker.operator_kit import events_of, letter_for
+from tests.broker.operator_kit import events_of, letter_for, publish_all
 from tests.broker.worker import Order, WorkerProcess, worker_process
 
 KILLS = int(os.environ.get("RABBITDLQ_KILLS", "1"))
@@ -116,7 +114,7 @@ class Killing:
         if self.operation == "move":
             await self.shell.raw.queue(self.aside, x_queue_type="quorum")
         if self.operation == "restore":
-            await _publish(self.shell.url, self.letters[:LETTERS])
+            await publish_all(self.shell.url, self.letters[:LETTERS])
             async with self.shell.bench.dlq(self.topology) as dlq:
                 await until(lambda: self._rest(LETTERS), "all letters are there")
                 with ArchiveWriter(self.source, queue=self.topology.name, who="ann", why="all") as archive:
@@ -134,7 +132,7 @@ class Killing:
             self.runs_before = {run.id for run in await dlq.runs()}
         self.meant, self.others_came = IDS[:LETTERS], False
         if self.operation != "restore":
-            await _publish(self.shell.url, self.letters[:LETTERS])
+            await publish_all(self.shell.url, self.letters[:LETTERS])
             await until(lambda: self._rest(LETTERS), "all letters are there")
         self.arrived.clear()
         self.named.clear()
@@ -146,7 +144,7 @@ class Killing:
         """Letters of which the run knows nothing."""
         if not self.others_came:
             self.others_came = True
-            await _publish(self.shell.url, self.letters[LETTERS:])
+            await publish_all(self.shell.url, self.letters[LETTERS:])
 
     # --- the command
 
@@ -327,17 +325,6 @@ async def _publishing(url: str) -> AsyncIterator[PublishLink]:
         await link.close()
 
 
-async def _publish(url: str, letters: list[Outgoing]) -> None:
-    async def each() -> AsyncIterator[Outgoing]:
-        for letter in letters:
-            yield letter
-
-    async with _publishing(url) as link:
-        stream = PublishStream(link, 1_000, timedelta(seconds=60))
-        async with aclosing(stream.run(each(), lambda letter: letter)) as reports:
-            assert [report.error async for report in reports] == [None] * len(letters)
-
-
 async def _taken(shell: Shell, queue: str) -> list[str]:
     """The ids of all messages of a queue, which are gone from it then."""
     ids: list[str] = []
@@ -479,7 +466,7 @@ async def _parked(shell: Shell, *bodies: bytes, **properties: Any) -> list[str]:
         letter_for(shell.topology, body, Properties(message_id=f"m{number}", **properties))
         for number, body in enumerate(bodies)
     ]
-    await _publish(shell.url, letters)
+    await publish_all(shell.url, letters)
     return [letter.properties.table.text(names.PARK_ID) or "" for letter in letters]
 
 

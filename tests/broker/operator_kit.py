@@ -1,8 +1,8 @@
 """What the tests of the operator's side share: parked messages by the hundred, the journal read, the management API."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -13,7 +13,8 @@ from pamqp import commands
 from yarl import URL
 
 from rabbitdlq import DeadLetter, Topology
-from rabbitdlq.broker import Outgoing, Publisher, PublishLink, original_properties
+from rabbitdlq.broker import Outgoing, PublishLink, original_properties
+from rabbitdlq.broker.stream import PublishStream
 from rabbitdlq.deaths import Arrival
 from rabbitdlq.failure import Failure
 from rabbitdlq.journal import JournalEvent, JournalWriter, read_journal
@@ -33,6 +34,7 @@ __all__ = [
     "nack_away",
     "park",
     "policy_known",
+    "publish_all",
     "taken",
     "words",
 ]
@@ -63,14 +65,28 @@ def letter_for(
 async def park(bench: Bench, topology: Topology, *bodies: bytes, first: int = 0, **properties: Any) -> list[str]:
     """Fill the dead-letter queue, in this order, as consumers do; gives the ids, the first is ``m0``."""
     ids = [f"m{number}" for number in range(first, first + len(bodies))]
-    publisher = Publisher(bench.raw.connection)
     letters = [
         letter_for(topology, body, Properties(**{"message_id": id, "delivery_mode": 2, **properties}))
         for id, body in zip(ids, bodies, strict=True)
     ]
-    await asyncio.gather(*(publisher.publish(letter, timeout=timedelta(seconds=60)) for letter in letters))
-    await publisher.close()
+    await publish_all(bench.url, letters)
     return ids
+
+
+async def publish_all(url: str, letters: Sequence[Outgoing]) -> None:
+    """Publish them one behind the other: of single publishes later ones pass those that wait for a busy broker."""
+
+    async def each() -> AsyncIterator[Outgoing]:
+        for letter in letters:
+            yield letter
+
+    link = PublishLink(url, "rabbitdlq tests")
+    try:
+        stream = PublishStream(link, 1_000, timedelta(seconds=60))
+        async with aclosing(stream.run(each(), lambda letter: letter)) as reports:
+            assert [report.error async for report in reports] == [None] * len(letters)
+    finally:
+        await link.close()
 
 
 async def words(letters: AsyncIterator[DeadLetter]) -> list[str]:
