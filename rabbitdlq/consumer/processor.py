@@ -33,6 +33,7 @@ from rabbitdlq.consumer.summary import ConsumerSummary
 from rabbitdlq.consumer.suspects import Suspects
 from rabbitdlq.consumer.telling import Telling
 from rabbitdlq.errors import Transient
+from rabbitdlq.idempotency import Claim
 from rabbitdlq.journal import HistoryIndex
 from rabbitdlq.message import Message
 from rabbitdlq.topology import Topology
@@ -193,15 +194,18 @@ class Processor:
 
     async def _not_to_run(self, once: Once, message: Message, delivery: Delivery) -> Outcome | None:
         """What the store makes of it without a run: nobody is to wait for one that does not run."""
-        begun = await once.begin(message)
-        if isinstance(begun, Failed):
-            return self._decide(delivery, message, begun)
+        begun = await self._claim(once, message, delivery)
         if not isinstance(begun, tuple):
             return begun
         claimed, claim = begun
         if claim is not None:
             await once.end(claimed, claim, Released(0.0))
         return None
+
+    async def _claim(self, once: Once, message: Message, delivery: Delivery) -> tuple[Message, Claim | None] | Outcome:
+        """The message as its handler gets it, with the claim; or what becomes of it without one."""
+        begun = await once.begin(message)
+        return self._decide(delivery, message, begun) if isinstance(begun, Failed) else begun
 
     async def _settle(self, delivery: Delivery, message: Message, outcome: Outcome) -> Settlement:
         settlement = await self._settler.settle(delivery, message, outcome)
@@ -235,9 +239,7 @@ class Processor:
         return self._run_once(self._once, message, delivery)
 
     async def _run_once(self, once: Once, message: Message, delivery: Delivery) -> Outcome | None:
-        begun = await once.begin(message)
-        if isinstance(begun, Failed):
-            return self._decide(delivery, message, begun)
+        begun = await self._claim(once, message, delivery)
         if not isinstance(begun, tuple):
             return begun
         message, claim = begun

@@ -73,6 +73,17 @@ class Looking:
             self.running -= 1
 
 
+async def on_its_last(bench: Bench, topology: Topology) -> None:
+    """A message that a crash brought back, and that one more beginning without an end convicts."""
+    handler = Looking()
+    handler.go.set()
+    await bench.send(topology, "x", message_id="m")
+    await bench.drain(topology, handler)
+    await bench.send(topology, "x", message_id="m")
+    await give_back(bench, topology, 1)
+    await tell_started(bench, topology, handler.seen[0], MAX_STARTS - 1)
+
+
 async def test_what_a_crash_brought_back_runs_one_at_a_time_and_what_is_new_does_not_wait_for_it(bench: Bench) -> None:
     topology = await bench.declared(["50ms"])
     await bench.send(topology, *range(5))
@@ -113,14 +124,8 @@ async def test_who_was_beside_new_killers_time_and_again_is_not_blamed_for_their
 async def test_on_its_last_beginning_a_message_is_alone_with_all_queues_of_the_process(bench: Bench) -> None:
     """A crash takes all of them down: an innocent of one queue was parked for the killer of another."""
     topology, other = await bench.declared(["50ms"]), await bench.declared(["50ms"])
-    fine, slow = Looking(), Looking()
-    fine.go.set()
-    await bench.send(topology, "x", message_id="m")
-    await bench.drain(topology, fine)
-    await bench.send(topology, "x", message_id="m")
-    await give_back(bench, topology, 1)
-    await tell_started(bench, topology, fine.seen[0], MAX_STARTS - 1)
-    last = Looking()
+    slow, last = Looking(), Looking()
+    await on_its_last(bench, topology)
 
     async with bench.running(other, slow, concurrency=1, prefetch=1) as beside:
         await bench.send(other, *range(3))
@@ -261,14 +266,7 @@ async def test_what_a_crash_brought_back_is_suspect_in_that_attempt_only_and_no_
 
 async def test_on_the_ladder_each_attempt_counts_its_own_crashes(bench: Bench) -> None:
     topology = await bench.declared(["50ms", "60ms"])
-    handler = Looking()
-    handler.go.set()
-    await bench.send(topology, "x", message_id="m")
-    await bench.drain(topology, handler)
-    await bench.send(topology, "x", message_id="m")
-    await give_back(bench, topology, 1)
-    await tell_started(bench, topology, handler.seen[0], MAX_STARTS - 1)
-
+    await on_its_last(bench, topology)
     attempts: list[int] = []
 
     async def failing(message: Message) -> None:
