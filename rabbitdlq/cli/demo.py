@@ -32,10 +32,6 @@ QUEUE = "orders"
 FILES = {3: "orders-3.x.json", 4: "orders.json"}
 #: the application's exchange, which others may have, too
 SHOP = frozenset({("exchange", "shop")})
-_IN_USE = ConfigurationError(
-    f"demo: the broker has a work queue {QUEUE!r} in use; run the demo on another broker, for instance "
-    "with 'rabbitdlq broker run -- rabbitdlq demo' and RABBITDLQ_URL unset"
-)
 
 
 def demo(context: typer.Context) -> None:
@@ -135,7 +131,7 @@ class Demo:
             try:
                 found = (await check_topology(connection, self._topology)).present
             except TopologyMismatch as error:
-                raise _IN_USE from error  # whose it is does not want the demo's delays
+                raise _in_use() from error  # whose it is does not want the demo's delays
         if found - SHOP:
             await self._refuse_to_disturb()
         return found
@@ -151,7 +147,7 @@ class Demo:
         async with DLQManager(self._topology, url=self._options.url) as manager:
             (found,) = await manager.summary()
         if any((found.waiting, found.dead, found.consumers, *found.on_ladder.values())):
-            raise _IN_USE
+            raise _in_use()
 
     def _import(self, connection: Connection) -> str | None:
         """Load the definitions by the management API, where its URL is known; gives where they came from."""
@@ -224,3 +220,10 @@ def _short(line: str) -> str:
             return ""
         case _:
             return line.rstrip()
+
+
+def _in_use() -> ConfigurationError:
+    return ConfigurationError(
+        f"demo: the broker has a work queue {QUEUE!r} in use; run the demo on another broker, for instance "
+        "with 'rabbitdlq broker run -- rabbitdlq demo' and RABBITDLQ_URL unset"
+    )
